@@ -1,0 +1,1 @@
+"""The store: every measurement, every winner. Knows no torch."""

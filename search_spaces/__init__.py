@@ -1,0 +1,1 @@
+"""What may vary, as data: no torch here."""

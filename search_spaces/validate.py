@@ -1,0 +1,32 @@
+"""The one gate for plans that come from outside: a file, a socket, a user. Data that is not declared here never reaches a compiler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tuner.errors import PlanError
+from tuner.plan import Plan
+from tuner.search_spaces.inductor_knobs import KNOBS
+from tuner.search_spaces.native import NATIVE_OPS
+
+
+def check_plan(plan: Plan) -> Plan:
+    """`plan` itself, if every name and number in it is declared by the search space. Raises PlanError."""
+    if plan.compiler != "inductor":
+        raise PlanError(f"unknown compiler {plan.compiler!r}")
+    for name, value in plan.config:
+        if name not in KNOBS:
+            raise PlanError(f"{name} is not a declared knob")
+        if not KNOBS[name].contains(value):
+            raise PlanError(f"{name}={value!r} is outside its declared range")
+    for op in plan.native:
+        if op not in NATIVE_OPS:
+            raise PlanError(f"{op} is not declared as an op that may stay native")
+    if plan.cuts or plan.kernels:
+        raise PlanError("cuts and kernels are not supported by this version")
+    return plan
+
+
+def validate_plan(data: Any) -> Plan:
+    """The plan that JSON `data` holds, checked for structure, names, types and ranges. Raises PlanError."""
+    return check_plan(Plan.from_json(data))

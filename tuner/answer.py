@@ -1,0 +1,107 @@
+"""What a look-up returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tuner.canonical import digest
+from tuner.plan import Groups, Plan, canonical_groups
+
+Tier = Literal["exact", "near_shape", "other_toolchain", "default"]
+TIERS: tuple[Tier, ...] = ("exact", "near_shape", "other_toolchain", "default")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan for one graph, and why.
+
+    tier: "exact" for a stored winner of the same exact-match key, the default as settled winner included; "default" when nothing
+    is known. groups: as realised when the winner was measured. generation: the store's counter that was read. reason: one line.
+    """
+
+    plan: Plan
+    tier: Tier
+    generation: int
+    reason: str
+    groups: Groups | None = None
+    speedup: float = 1.0
+    speedup_low: float = 1.0
+    speedup_high: float = 1.0
+
+    @property
+    def winner(self) -> str:
+        return "default" if self.plan.is_default else "plan"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "winner": self.winner,
+            "plan": None if self.plan.is_default else self.plan.to_json(),
+            "groups": None if self.groups is None else [list(group) for group in self.groups],
+            "tier": self.tier,
+            "generation": self.generation,
+            "reason": self.reason,
+            "speedup": self.speedup,
+            "speedup_low": self.speedup_low,
+            "speedup_high": self.speedup_high,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Answer:
+        """The answer that `to_json` wrote, its plan checked for structure only. Raises PlanError, ValueError or TypeError."""
+        plan, groups, tier = data["plan"], data.get("groups"), data["tier"]
+        if tier not in TIERS:
+            raise ValueError(f"unknown tier {tier!r}")
+        return Answer(
+            plan=Plan() if plan is None else Plan.from_json(plan),
+            tier=tier,
+            generation=int(data["generation"]),
+            reason=str(data["reason"]),
+            groups=None if groups is None else canonical_groups(groups),
+            speedup=float(data["speedup"]),
+            speedup_low=float(data["speedup_low"]),
+            speedup_high=float(data["speedup_high"]),
+        )
+
+
+@dataclass(frozen=True)
+class ProgramAnswer:
+    """Everything a program needs, pinned at one generation.
+
+    known: whether the store has a record of the program's graphs under this target, toolchain and ambient. answers: by the
+    exact-match key of each of its graphs, in order.
+    """
+
+    known: bool
+    generation: int
+    answers: Mapping[str, Answer] = field(default_factory=dict, hash=False)
+
+    @property
+    def native(self) -> tuple[str, ...]:
+        """Op kinds that some graph's plan keeps native."""
+        return tuple(sorted({op for answer in self.answers.values() for op in answer.plan.native}))
+
+    @property
+    def cache_tag(self) -> str:
+        """What goes into the compile caches' key: the plans in use; empty where the default is used throughout.
+
+        An unknown program may meet any stored plan, so its tag is the generation.
+        """
+        if not self.known:
+            return f"tuner-generation-{self.generation}" if self.generation else ""
+        plans = {key: answer.plan.key for key, answer in self.answers.items() if not answer.plan.is_default}
+        return f"tuner-{digest('plans', plans)}" if plans else ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "known": self.known,
+            "generation": self.generation,
+            "answers": {key: answer.to_json() for key, answer in self.answers.items()},
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> ProgramAnswer:
+        """The program answer that `to_json` wrote. Raises PlanError, KeyError, ValueError or TypeError."""
+        answers = {str(key): Answer.from_json(value) for key, value in data["answers"].items()}
+        return ProgramAnswer(bool(data["known"]), int(data["generation"]), answers)

@@ -1,0 +1,93 @@
+"""All errors a user can meet, with the exit code of each.
+
+TunerError                1  anything below, when nothing more precise fits
+├── UsageError            2  an option or argument that makes no sense (click's own exit code)
+├── SpecError             3  a SPEC that cannot be loaded, run or captured
+│   └── UnsupportedGraph  3  a graph that cannot be stored, rebuilt or tuned; the message names the node
+├── StoreError            4  the store cannot be opened, read or written
+│   └── StoreBusy         4  another process holds the store's write lock
+├── DaemonError           5  the daemon cannot start or does not answer
+├── PlanError             6  a plan that does not validate
+│   ├── PlanNotRealised   6  the compiler did not make what the plan asks for
+│   └── DuplicateCode     6  the generated code was measured before; raised to skip its compilation
+└── WorkerError           7  the measuring process failed
+    ├── WorkerTimeout     7  ... it did not answer in time and was killed
+    └── WorkerDied        7  ... it ended by itself
+Interrupted by Ctrl-C: 130.
+"""
+
+from __future__ import annotations
+
+
+class TunerError(Exception):
+    """Base of every error that is reported to a user as one line."""
+
+    exit_code = 1
+
+
+class UsageError(TunerError):
+    """An option or argument that makes no sense."""
+
+    exit_code = 2
+
+
+class SpecError(TunerError):
+    """A SPEC that cannot be imported, called, run in eager mode or captured."""
+
+    exit_code = 3
+
+
+class UnsupportedGraph(SpecError):
+    """A graph that cannot be stored, rebuilt or tuned. `reason` is a short word for counters."""
+
+    def __init__(self, reason: str, message: str):
+        super().__init__(message)
+        self.reason = reason
+
+
+class StoreError(TunerError):
+    """The store cannot be opened, read or written."""
+
+    exit_code = 4
+
+
+class StoreBusy(StoreError):
+    """Another process holds the store's write lock."""
+
+
+class DaemonError(TunerError):
+    """The daemon cannot start or does not answer."""
+
+    exit_code = 5
+
+
+class PlanError(TunerError):
+    """A plan that does not validate against the declared search space."""
+
+    exit_code = 6
+
+
+class PlanNotRealised(PlanError):
+    """The compiler's realised groups differ from those the plan asks for."""
+
+
+class DuplicateCode(PlanError):
+    """The generated code equals code that is known already; `code_key` is its hash."""
+
+    def __init__(self, code_key: str):
+        super().__init__(f"generated code {code_key[:12]} was seen before")
+        self.code_key = code_key
+
+
+class WorkerError(TunerError):
+    """The measuring process failed."""
+
+    exit_code = 7
+
+
+class WorkerTimeout(WorkerError):
+    """The measuring process did not answer in time and was killed."""
+
+
+class WorkerDied(WorkerError):
+    """The measuring process ended by itself."""

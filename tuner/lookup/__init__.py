@@ -1,0 +1,1 @@
+"""From key to answer. Standard library only."""

@@ -1,0 +1,107 @@
+"""How a number was got, and the number: policy, timing samples, measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from tuner.canonical import digest
+from tuner.plan import Groups, Plan
+from tuner.target import Query
+
+Status = Literal["ok", "wrong", "compile_error", "out_of_resources", "timeout", "crash", "busy"]
+STATUSES: tuple[Status, ...] = ("ok", "wrong", "compile_error", "out_of_resources", "timeout", "crash", "busy")
+Stage = Literal["screen", "race", "final"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How times are taken; part of every measurement's identity.
+
+    clock: "thread" (CPU time of the measuring thread), "wall", "cuda_event". threads: intra-op threads. mode: "eager" or
+    "cuda_graph". cache: "warm" or "cold" last-level cache. statistic: what sums up the samples of one process.
+    """
+
+    clock: str
+    threads: int
+    mode: str = "eager"
+    cache: str = "warm"
+    statistic: str = "median"
+
+    @staticmethod
+    def for_cpu(threads: int) -> Policy:
+        """Thread time where one thread does the work: it does not count what other processes take. Else wall time."""
+        return Policy(clock="thread" if threads == 1 else "wall", threads=threads)
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @cached_property
+    def key(self) -> str:
+        return digest("policy", self.fields())
+
+    def describe(self) -> str:
+        return (
+            f"{self.statistic} of interleaved samples, {self.clock} clock, {self.threads} "
+            f"thread{'s' if self.threads != 1 else ''}, {self.cache} cache, {self.mode}"
+        )
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One trial of one candidate in one process, or the verdict that kept it from being timed.
+
+    query: the exact match it belongs to; program_key: the program it was captured from, if known.
+    samples_ms, default_samples_ms: paired, interleaved, milliseconds for one call each; empty unless status is "ok".
+    realised: groups that the compiler made; code_key: sha256 of the generated code.
+    error: largest deviation from the reference in units of the tolerance (1 is the limit); peak_bytes: peak of allocated memory.
+    process: distinguishes the processes of one final. provenance: who, when, where, load, versions.
+    """
+
+    query: Query
+    policy: Policy
+    plan: Plan
+    stage: Stage
+    status: Status
+    label: str = ""
+    samples_ms: tuple[float, ...] = ()
+    default_samples_ms: tuple[float, ...] = ()
+    realised: Groups | None = None
+    code_key: str | None = None
+    error: float | None = None
+    peak_bytes: int | None = None
+    default_peak_bytes: int | None = None
+    message: str = ""
+    process: str = ""
+    program_key: str | None = None
+    region_key: str | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Winner:
+    """What a sweep concluded for one exact match: a plan that beat the default, or the default, settled.
+
+    kind: "plan" or "default". speedup: default time / winner time, with the bounds of its 95% interval; 1 for "default".
+    default_ms, winner_ms: medians of the final's samples. groups: as realised by the compiler in the final.
+    effort, space_version: what was searched. evidence: how it was measured, for people and audits.
+    """
+
+    query: Query
+    kind: Literal["plan", "default"]
+    plan: Plan
+    groups: Groups | None
+    default_ms: float
+    winner_ms: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    policy: Policy
+    effort: str
+    space_version: int
+    program_key: str | None = None
+    region_key: str | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -1,0 +1,149 @@
+"""A plan: one candidate for a graph, as data.
+
+Structure is checked here; whether a name or a number is one that the search space declares is checked by
+`tuner.search_spaces.validate`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tuner.canonical import canonical_json, digest
+from tuner.errors import PlanError
+
+PLAN_SCHEMA = 1
+# position in the canonical order : iteration sizes : IR class : ordinal; "12:4096x1024:ComputedBuffer.Reduction:0"
+LEAF_ID = re.compile(r"\d{1,7}:[0-9a-zA-Z_*+/()|-]*:[A-Za-z.]+:\d{1,5}")
+MAX_LEAVES = 100_000
+FIELDS = frozenset({"schema", "compiler", "native", "config", "cuts", "groups", "kernels"})
+
+Groups = tuple[tuple[str, ...], ...]
+ConfigValue = bool | int | float | str
+
+
+def leaf_order(leaf: str) -> tuple[int, str]:
+    """Sort key of a leaf id: its position in the canonical order, then its text."""
+    return int(leaf.split(":", 1)[0]), leaf
+
+
+def canonical_groups(groups: Any) -> Groups:
+    """Groups of leaf ids in their one order: leaves by position, groups by first leaf."""
+    ordered = [tuple(sorted(group, key=leaf_order)) for group in groups]
+    return tuple(sorted(ordered, key=lambda group: leaf_order(group[0])))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One frozen, hashable choice for a graph. `Plan()` is the compiler's default.
+
+    native: ATen overloads kept undecomposed, as library calls, for the whole graph ("aten.gelu.default").
+    config: Inductor knobs as (name, value) pairs, sorted by name; names as Inductor writes them.
+    groups: the full partition of scheduler leaves as realised, leaves named by local ids; None: the compiler groups.
+    cuts, kernels: reserved; always empty in this version.
+    """
+
+    compiler: str = "inductor"
+    native: tuple[str, ...] = ()
+    config: tuple[tuple[str, ConfigValue], ...] = ()
+    cuts: tuple[str, ...] = ()
+    groups: Groups | None = None
+    kernels: tuple[str, ...] = ()
+
+    @property
+    def is_default(self) -> bool:
+        return self == Plan()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": PLAN_SCHEMA,
+            "compiler": self.compiler,
+            "native": list(self.native),
+            "config": dict(self.config),
+            "cuts": list(self.cuts),
+            "groups": None if self.groups is None else [list(group) for group in self.groups],
+            "kernels": list(self.kernels),
+        }
+
+    @cached_property
+    def key(self) -> str:
+        """Candidate key: equal for equal plans in every process."""
+        return digest("plan", self.to_json())
+
+    @cached_property
+    def text(self) -> str:
+        return canonical_json(self.to_json())
+
+    def describe(self) -> str:
+        """The plan in one line for people."""
+        parts = []
+        if self.compiler != "inductor":
+            parts.append(f"compiler={self.compiler}")
+        if self.native:
+            parts.append("native " + ", ".join(name.removesuffix(".default") for name in self.native))
+        parts += [f"{name}={value}" for name, value in self.config]
+        if self.groups is not None:
+            parts.append(describe_groups(self.groups))
+        return "; ".join(parts) or "default"
+
+    @staticmethod
+    def from_json(data: Any) -> Plan:
+        """The plan that `to_json` wrote. Raises PlanError on any other structure, unknown fields included."""
+        if not isinstance(data, Mapping):
+            raise PlanError(f"a plan is a JSON object, not {type(data).__name__}")
+        if unknown := sorted(map(str, set(data) - FIELDS)):
+            raise PlanError(f"unknown fields in a plan: {', '.join(unknown)}")
+        if data.get("schema") != PLAN_SCHEMA:
+            raise PlanError(f"plan schema {data.get('schema')!r} is not {PLAN_SCHEMA}")
+        compiler, config, groups = data.get("compiler", "inductor"), data.get("config", {}), data.get("groups")
+        if not isinstance(compiler, str):
+            raise PlanError("a plan's compiler is a string")
+        if not isinstance(config, Mapping) or not all(
+            isinstance(name, str) and isinstance(value, bool | int | float | str) for name, value in config.items()
+        ):
+            raise PlanError("a plan's config maps names to numbers, booleans or strings")
+        return Plan(
+            compiler=compiler,
+            native=_strings(data, "native"),
+            config=tuple(sorted(config.items())),
+            cuts=_strings(data, "cuts"),
+            groups=None if groups is None else _groups(groups),
+            kernels=_strings(data, "kernels"),
+        )
+
+
+def describe_groups(groups: Groups) -> str:
+    """Groups by leaf numbers, `{0 1 2}{3}`; leaves are numbered in canonical order. Long partitions are summed up."""
+    leaves = sorted((leaf for group in groups for leaf in group), key=leaf_order)
+    number = {leaf: str(i) for i, leaf in enumerate(leaves)}
+    if all(len(group) == 1 for group in groups):
+        return f"no fusion ({len(groups)} groups)"
+    if len(leaves) > 24:
+        return f"{len(leaves)} leaves in {len(groups)} groups"
+    return "groups " + "".join("{" + " ".join(number[leaf] for leaf in group) + "}" for group in groups)
+
+
+def _strings(data: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    values = data.get(field, [])
+    if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
+        raise PlanError(f"a plan's {field} is a list of strings")
+    if len(set(values)) != len(values):
+        raise PlanError(f"a plan's {field} names something twice")
+    return tuple(sorted(values))
+
+
+def _groups(groups: Any) -> Groups:
+    if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) and group for group in groups):
+        raise PlanError("a plan's groups are lists of leaf ids")
+    leaves = [leaf for group in groups for leaf in group]
+    if len(leaves) > MAX_LEAVES:
+        raise PlanError(f"a plan's groups hold more than {MAX_LEAVES} leaves")
+    for leaf in leaves:
+        if not isinstance(leaf, str) or len(leaf) > 400 or not LEAF_ID.fullmatch(leaf):
+            raise PlanError(f"not a leaf id: {str(leaf)[:80]!r}")
+    if len(set(leaves)) != len(leaves):
+        raise PlanError("a leaf is in two groups")
+    return canonical_groups(groups)

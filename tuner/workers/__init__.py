@@ -1,0 +1,1 @@
+"""The killable measuring process."""

@@ -1,0 +1,1 @@
+"""Graphs: canonical form, key, JSON; and how a user names one."""
