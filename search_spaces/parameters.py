@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Integer:
-    """An integer knob in [low, high]. default: None where the compiler decides by itself. trials: values worth trying, in order."""
+    """An integer knob in [low, high]. default: None where the compiler decides. trials: values worth trying, in order."""
 
     name: str
     low: int

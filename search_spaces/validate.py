@@ -1,4 +1,4 @@
-"""The one gate for plans that come from outside: a file, a socket, a user. Data that is not declared here never reaches a compiler."""
+"""The one gate for plans from outside (a file, a socket, a user): what is not declared here never reaches a compiler."""
 
 from __future__ import annotations
 
