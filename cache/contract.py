@@ -1,0 +1,110 @@
+"""What a store promises, whatever is behind it. tests/cache/test_conformance.py holds every back end to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from tuner.measurement import Measurement, Stage, Winner
+from tuner.target import Query
+
+
+@dataclass(frozen=True)
+class ProgramGraph:
+    """One graph of a program: `position` counts from 0 in the order in which the program's graphs are compiled."""
+
+    program_key: str
+    exact_key: str
+    position: int
+    graph_key: str
+    graph_exact_key: str
+    spec: str
+
+
+class Store(Protocol):
+    """Every measurement and every winner, kept.
+
+    Who may write: the one process that opened the store for writing; it holds the store's lock until `close`, and a second one is
+    refused with StoreBusy. Any number of processes may read beside it. A store object belongs to the thread that made it.
+
+    Durable: when a method returns, what it wrote survives the death of the process (SIGKILL included); after a loss of power the
+    last few writes may be gone, never half of one.
+
+    Order: measurements come back in the order in which they were added. Winners are append-only, one row per exact-match key and
+    generation; the generation is one counter for the whole store, counts winners recorded, and never goes back.
+
+    Plans: what the search space does not declare is refused on write with PlanError. A row that does not validate when it is read
+    is treated as absent, logged and counted in `invalid_rows`.
+
+    Values come back as they were stored, but for fields of a query that are None or empty, which mean the same as absent.
+
+    Errors: StoreError from every method, for what the back end reports (disk full, corruption, read-only) and for values that
+    JSON cannot hold. A method that raised has written nothing.
+    """
+
+    invalid_rows: int
+
+    def add_graph(self, workload_key: str, form: dict[str, Any]) -> None:
+        """Keep the JSON form of a graph; a graph that is there already is left as it is. Raises StoreError."""
+        ...
+
+    def graph(self, workload_key: str) -> dict[str, Any] | None:
+        """The form that `add_graph` was given. Raises StoreError."""
+        ...
+
+    def find_graphs(self, prefix: str) -> list[str]:
+        """Keys of stored graphs that start with `prefix`, sorted. Raises StoreError."""
+        ...
+
+    def add_program(self, query: Query, graphs: Sequence[Query], spec: str) -> None:
+        """Record which graphs a program gives, in order; replaces what was recorded for the same exact match.
+
+        query: of kind "program"; graphs: of kind "graph"; spec: as the user typed it. Raises StoreError; ValueError on other
+        kinds.
+        """
+        ...
+
+    def programs_of(self, graph_key: str) -> list[ProgramGraph]:
+        """Where a graph occurs, oldest record first. Raises StoreError."""
+        ...
+
+    def add_measurement(self, measurement: Measurement) -> int:
+        """Keep one trial; returns its number. Raises PlanError, StoreError."""
+        ...
+
+    def measurements(self, exact_key: str, stage: Stage | None = None, policy_key: str | None = None) -> list[Measurement]:
+        """The trials of an exact match, oldest first, of one stage and one policy where given. Raises StoreError."""
+        ...
+
+    def record_winner(self, winner: Winner) -> int:
+        """Keep a winner under the next generation, which is returned. Raises PlanError, StoreError.
+
+        Raises ValueError where the kind does not fit the plan: "default" goes with the default plan, "plan" with any other.
+        """
+        ...
+
+    def winner(self, exact_key: str) -> tuple[Winner, int] | None:
+        """The latest winner of an exact match and its generation. Raises StoreError."""
+        ...
+
+    def winners(self) -> list[tuple[Winner, int]]:
+        """The latest winner of every exact match with its generation, by generation. Raises StoreError."""
+        ...
+
+    def generation(self) -> int:
+        """How many winners have been recorded; 0 for a new store. Raises StoreError."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """Number of `graphs`, `programs`, `measurements` and exact matches with `winners`; `generation`. Raises StoreError."""
+        ...
+
+    def close(self) -> None:
+        """Release the store and its lock; a second call does nothing."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...

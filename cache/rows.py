@@ -1,0 +1,179 @@
+"""Values to rows of the store's tables and back."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from tuner.canonical import canonical_json, named_fields
+from tuner.errors import PlanError, StoreError
+from tuner.measurement import Measurement, Policy, Winner
+from tuner.plan import Groups, Plan
+from tuner.search_spaces.validate import validate_plan
+from tuner.target import Query
+
+Row = sqlite3.Row
+# named fields of a key: the store's `fields` table
+Fields = Callable[[str], dict[str, Any]]
+
+
+def now() -> str:
+    """The time of a row, UTC, ISO 8601 to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def json_text(value: Any) -> str:
+    """Canonical JSON of a value to be stored. Raises StoreError on what JSON cannot hold, NaN included."""
+    try:
+        return canonical_json(value)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise StoreError(f"not a value that a store can keep: {error}") from error
+
+
+def checked_plan(plan: Plan) -> Plan:
+    """`plan`, if it would come back from the store as it is. Raises PlanError on what is undeclared or not in canonical form."""
+    if validate_plan(plan.to_json()) != plan:
+        raise PlanError(f"a plan that is not in canonical form: {plan.describe()}")
+    return plan
+
+
+def query_fields(query: Query) -> dict[str, tuple[str, str]]:
+    """Key -> (kind, JSON of the named fields) for the three parts of a query."""
+    return {
+        query.target_key: ("target", json_text(named_fields(query.target))),
+        query.toolchain_key: ("toolchain", json_text(named_fields(query.toolchain))),
+        query.ambient_key: ("ambient", json_text(named_fields(query.ambient))),
+    }
+
+
+def query_columns(query: Query) -> dict[str, Any]:
+    return {
+        "query_kind": query.kind,
+        "graph_key": query.workload_key,
+        "exact_key": query.exact_key,
+        "target_key": query.target_key,
+        "toolchain_key": query.toolchain_key,
+        "ambient_key": query.ambient_key,
+    }
+
+
+def query_of(row: Row, fields: Fields) -> Query:
+    return Query(
+        kind=row["query_kind"],
+        workload_key=row["graph_key"],
+        target=fields(row["target_key"]),
+        toolchain=fields(row["toolchain_key"]),
+        ambient=fields(row["ambient_key"]),
+    )
+
+
+def measurement_columns(measurement: Measurement, generation: int) -> dict[str, Any]:
+    """Raises PlanError, StoreError on what JSON cannot hold."""
+    return {
+        **query_columns(measurement.query),
+        "program_key": measurement.program_key,
+        "region_key": measurement.region_key,
+        "policy_key": measurement.policy.key,
+        "candidate_key": checked_plan(measurement.plan).key,
+        "stage": measurement.stage,
+        "status": measurement.status,
+        "label": measurement.label,
+        "plan": measurement.plan.text,
+        "samples_ms": json_text(list(measurement.samples_ms)),
+        "default_samples_ms": json_text(list(measurement.default_samples_ms)),
+        "realised": _groups_text(measurement.realised),
+        "code_key": measurement.code_key,
+        "error": measurement.error,
+        "peak_bytes": measurement.peak_bytes,
+        "default_peak_bytes": measurement.default_peak_bytes,
+        "message": measurement.message,
+        "process": measurement.process,
+        "generation": generation,
+        "provenance": json_text(dict(measurement.provenance)),
+        "created": now(),
+    }
+
+
+def measurement_of(row: Row, fields: Fields) -> Measurement:
+    """Raises PlanError, ValueError, TypeError or KeyError on a row that no `measurement_columns` made."""
+    return Measurement(
+        query=query_of(row, fields),
+        policy=Policy(**fields(row["policy_key"])),
+        plan=validate_plan(json.loads(row["plan"])),
+        stage=row["stage"],
+        status=row["status"],
+        label=row["label"],
+        samples_ms=tuple(json.loads(row["samples_ms"])),
+        default_samples_ms=tuple(json.loads(row["default_samples_ms"])),
+        realised=_groups_of(row["realised"]),
+        code_key=row["code_key"],
+        error=row["error"],
+        peak_bytes=row["peak_bytes"],
+        default_peak_bytes=row["default_peak_bytes"],
+        message=row["message"],
+        process=row["process"],
+        program_key=row["program_key"],
+        region_key=row["region_key"],
+        provenance=json.loads(row["provenance"]),
+    )
+
+
+def winner_columns(winner: Winner, generation: int) -> dict[str, Any]:
+    """Raises PlanError, StoreError on what JSON cannot hold, ValueError where the kind does not fit the plan."""
+    if (winner.kind == "default") != winner.plan.is_default:
+        raise ValueError(f"a winner of kind {winner.kind!r} with the plan {winner.plan.describe()!r}")
+    return {
+        **query_columns(winner.query),
+        "generation": generation,
+        "program_key": winner.program_key,
+        "region_key": winner.region_key,
+        "policy_key": winner.policy.key,
+        "candidate_key": checked_plan(winner.plan).key,
+        "kind": winner.kind,
+        "plan": winner.plan.text,
+        "realised": _groups_text(winner.groups),
+        "default_ms": winner.default_ms,
+        "winner_ms": winner.winner_ms,
+        "speedup": winner.speedup,
+        "speedup_low": winner.speedup_low,
+        "speedup_high": winner.speedup_high,
+        "effort": winner.effort,
+        "space_version": winner.space_version,
+        "evidence": json_text(dict(winner.evidence)),
+        "provenance": json_text(dict(winner.provenance)),
+        "created": now(),
+    }
+
+
+def winner_of(row: Row, fields: Fields) -> Winner:
+    """Raises PlanError, ValueError, TypeError or KeyError on a row that no `winner_columns` made."""
+    return Winner(
+        query=query_of(row, fields),
+        kind=row["kind"],
+        plan=validate_plan(json.loads(row["plan"])),
+        groups=_groups_of(row["realised"]),
+        default_ms=row["default_ms"],
+        winner_ms=row["winner_ms"],
+        speedup=row["speedup"],
+        speedup_low=row["speedup_low"],
+        speedup_high=row["speedup_high"],
+        policy=Policy(**fields(row["policy_key"])),
+        effort=row["effort"],
+        space_version=row["space_version"],
+        program_key=row["program_key"],
+        region_key=row["region_key"],
+        evidence=json.loads(row["evidence"]),
+        provenance=json.loads(row["provenance"]),
+    )
+
+
+def _groups_text(groups: Groups | None) -> str | None:
+    return None if groups is None else json_text([list(group) for group in groups])
+
+
+def _groups_of(text: str | None) -> Groups | None:
+    # a plan's own check of groups is the check of all groups
+    return None if text is None else Plan.from_json({"schema": 1, "groups": json.loads(text)}).groups

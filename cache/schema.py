@@ -1,0 +1,149 @@
+"""Tables of the store, as migrations. The schema's number stands in `PRAGMA user_version`.
+
+A released migration is never edited: a change is a new migration, a new number in `tuner.lookup.connection`, and a file of the
+old schema among the fixtures of the tests. tuner/lookup/reader.py reads winners, programs, fields and meta by name.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+from tuner.errors import StoreError
+from tuner.lookup.connection import APPLICATION_ID, SCHEMA, check_schema
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
+SCHEMA_1 = """
+CREATE TABLE meta (
+    name TEXT PRIMARY KEY,
+    value ANY NOT NULL
+) STRICT;
+INSERT INTO meta VALUES ('generation', 0);
+
+CREATE TABLE graphs (
+    graph_key TEXT PRIMARY KEY,
+    form TEXT NOT NULL,
+    created TEXT NOT NULL
+) STRICT;
+
+-- named fields behind the target, toolchain, ambient and policy keys, so that a miss can say which field differs
+CREATE TABLE fields (
+    key TEXT PRIMARY KEY,
+    kind TEXT NOT NULL CHECK (kind IN ('target', 'toolchain', 'ambient', 'policy')),
+    json TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE programs (
+    exact_key TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    program_key TEXT NOT NULL,
+    graph_key TEXT NOT NULL,
+    graph_exact_key TEXT NOT NULL,
+    target_key TEXT NOT NULL REFERENCES fields(key),
+    toolchain_key TEXT NOT NULL REFERENCES fields(key),
+    ambient_key TEXT NOT NULL REFERENCES fields(key),
+    spec TEXT NOT NULL,
+    created TEXT NOT NULL,
+    PRIMARY KEY (exact_key, position)
+) STRICT;
+CREATE INDEX programs_by_graph ON programs (graph_key);
+
+-- graph_key is the workload key of the query, which is a graph's unless query_kind says otherwise
+CREATE TABLE measurements (
+    id INTEGER PRIMARY KEY,
+    query_kind TEXT NOT NULL,
+    program_key TEXT,
+    graph_key TEXT NOT NULL,
+    region_key TEXT,
+    exact_key TEXT NOT NULL,
+    target_key TEXT NOT NULL REFERENCES fields(key),
+    toolchain_key TEXT NOT NULL REFERENCES fields(key),
+    ambient_key TEXT NOT NULL REFERENCES fields(key),
+    policy_key TEXT NOT NULL REFERENCES fields(key),
+    candidate_key TEXT NOT NULL,
+    stage TEXT NOT NULL CHECK (stage IN ('screen', 'race', 'final')),
+    status TEXT NOT NULL CHECK (
+        status IN ('ok', 'wrong', 'compile_error', 'out_of_resources', 'timeout', 'crash', 'busy')
+    ),
+    label TEXT NOT NULL,
+    plan TEXT NOT NULL,
+    samples_ms TEXT NOT NULL,
+    default_samples_ms TEXT NOT NULL,
+    realised TEXT,
+    code_key TEXT,
+    error REAL,
+    peak_bytes INTEGER,
+    default_peak_bytes INTEGER,
+    message TEXT NOT NULL,
+    process TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    provenance TEXT NOT NULL,
+    created TEXT NOT NULL
+) STRICT;
+CREATE INDEX measurements_by_exact_key ON measurements (exact_key, stage, candidate_key);
+CREATE INDEX measurements_by_graph ON measurements (graph_key);
+
+CREATE TABLE winners (
+    exact_key TEXT NOT NULL,
+    generation INTEGER NOT NULL UNIQUE,
+    query_kind TEXT NOT NULL,
+    program_key TEXT,
+    graph_key TEXT NOT NULL,
+    region_key TEXT,
+    target_key TEXT NOT NULL REFERENCES fields(key),
+    toolchain_key TEXT NOT NULL REFERENCES fields(key),
+    ambient_key TEXT NOT NULL REFERENCES fields(key),
+    policy_key TEXT NOT NULL REFERENCES fields(key),
+    candidate_key TEXT NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('plan', 'default')),
+    plan TEXT NOT NULL,
+    realised TEXT,
+    default_ms REAL NOT NULL,
+    winner_ms REAL NOT NULL,
+    speedup REAL NOT NULL,
+    speedup_low REAL NOT NULL,
+    speedup_high REAL NOT NULL,
+    effort TEXT NOT NULL,
+    space_version INTEGER NOT NULL,
+    evidence TEXT NOT NULL,
+    provenance TEXT NOT NULL,
+    created TEXT NOT NULL,
+    PRIMARY KEY (exact_key, generation)
+) STRICT;
+CREATE INDEX winners_by_graph ON winners (graph_key);
+"""
+
+
+def migrate(connection: sqlite3.Connection, where: str) -> None:
+    """Bring the database to SCHEMA, in one transaction; one that is there already is not written to.
+
+    The caller holds the store's lock: sqlite-utils takes none between finding a migration pending and applying it.
+    Raises StoreError on a database of another program or of a newer schema, sqlite3.Error on what SQLite reports.
+    """
+    if check_schema(connection, where) == SCHEMA:
+        return
+    from sqlite_utils import Database, Migrations
+
+    migrations = Migrations("tuner")
+
+    @migrations(name="schema_1")
+    def schema_1(db: Database) -> None:
+        db.executescript(SCHEMA_1)
+
+    database = Database(connection, execute_plugins=False)
+    # atomic() and apply() issue a deferred BEGIN of their own, which can fail at once where another connection writes: ours comes
+    # first, theirs become savepoints in it
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        migrations.apply(database)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    if check_schema(connection, where) != SCHEMA:
+        raise StoreError(f"store {where} could not be brought to schema {SCHEMA}")

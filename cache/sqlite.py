@@ -1,0 +1,291 @@
+"""The store in one SQLite file, or in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tuner.cache.contract import ProgramGraph
+from tuner.cache.lock import Lock, LockTaken, take_lock
+from tuner.cache.rows import (
+    Fields,
+    Row,
+    measurement_columns,
+    measurement_of,
+    now,
+    query_columns,
+    query_fields,
+    winner_columns,
+    winner_of,
+)
+from tuner.cache.schema import migrate
+from tuner.canonical import canonical_json
+from tuner.errors import PlanError, StoreBusy, StoreError
+from tuner.lookup.connection import check_file, open_read_only
+from tuner.measurement import Measurement, Policy, Stage, Winner
+from tuner.target import Query
+
+log = logging.getLogger("tuner.cache")
+BUSY_TIMEOUT_S = 5.0
+Value = TypeVar("Value")
+
+
+class SqliteStore:
+    """`tuner.cache.contract.Store` in the file `path`, made if missing; ":memory:" keeps it in this object.
+
+    For writing it holds the lock file `<path>.lock` and uses a write-ahead log, so readers are never blocked; only local disks
+    carry that. read_only: takes no lock and makes nothing; every write raises StoreError. Raises StoreBusy, StoreError.
+    """
+
+    def __init__(self, path: Path | str, read_only: bool = False):
+        self.path = Path(path)
+        self.invalid_rows = 0
+        self._lock: Lock | None = None
+        self._fields: dict[str, dict[str, Any]] = {}
+        if str(path) == ":memory:":
+            connection = sqlite3.connect(":memory:", isolation_level=None)
+            migrate(connection, ":memory:")
+        elif read_only:
+            opened = open_read_only(self.path, BUSY_TIMEOUT_S)
+            if opened is None:
+                raise StoreError(f"no store at {path}")
+            connection = opened
+        else:
+            _make_folder(self.path.absolute().parent)
+            check_file(self.path)
+            self._lock = _lock_store(self.path)
+            try:
+                connection = _open_for_writing(self.path)
+            except BaseException:
+                self._lock.release()
+                raise
+        connection.row_factory = sqlite3.Row
+        self._connection: sqlite3.Connection | None = connection
+
+    # graphs and programs
+
+    def add_graph(self, workload_key: str, form: dict[str, Any]) -> None:
+        with self._write() as connection:
+            row = {"graph_key": workload_key, "form": canonical_json(form), "created": now()}
+            _insert(connection, "graphs", row, "OR IGNORE")
+
+    def graph(self, workload_key: str) -> dict[str, Any] | None:
+        rows = self._read("SELECT form FROM graphs WHERE graph_key = ?", workload_key)
+        forms = self._valid(rows, lambda row: json.loads(row["form"]), "graph")
+        return forms[0] if forms else None
+
+    def find_graphs(self, prefix: str) -> list[str]:
+        # not LIKE: a prefix may hold its wildcards
+        rows = self._read("SELECT graph_key FROM graphs WHERE substr(graph_key, 1, ?) = ? ORDER BY 1", len(prefix), prefix)
+        return [row["graph_key"] for row in rows]
+
+    def add_program(self, query: Query, graphs: Sequence[Query], spec: str) -> None:
+        if query.kind != "program" or any(graph.kind != "graph" for graph in graphs):
+            raise ValueError("add_program takes a query of kind program and queries of kind graph")
+        program = query_columns(query)
+        del program["query_kind"]
+        with self._write() as connection:
+            self._add_fields(connection, query_fields(query))
+            connection.execute("DELETE FROM programs WHERE exact_key = ?", (query.exact_key,))
+            for position, graph in enumerate(graphs):
+                row = {
+                    **program,
+                    "position": position,
+                    "program_key": query.workload_key,
+                    "graph_key": graph.workload_key,
+                    "graph_exact_key": graph.exact_key,
+                    "spec": spec,
+                    "created": now(),
+                }
+                _insert(connection, "programs", row)
+
+    def programs_of(self, graph_key: str) -> list[ProgramGraph]:
+        names = "program_key, exact_key, position, graph_key, graph_exact_key, spec"
+        return [
+            ProgramGraph(*row)
+            for row in self._read(f"SELECT {names} FROM programs WHERE graph_key = ? ORDER BY rowid", graph_key)
+        ]
+
+    # measurements and winners
+
+    def add_measurement(self, measurement: Measurement) -> int:
+        with self._write() as connection:
+            row = measurement_columns(measurement, _generation(connection))
+            self._add_fields(connection, query_fields(measurement.query) | _policy_fields(measurement.policy))
+            return _insert(connection, "measurements", row)
+
+    def measurements(self, exact_key: str, stage: Stage | None = None, policy_key: str | None = None) -> list[Measurement]:
+        rows = self._read(
+            "SELECT * FROM measurements WHERE exact_key = ?1 AND (?2 IS NULL OR stage = ?2) "
+            "AND (?3 IS NULL OR policy_key = ?3) ORDER BY id",
+            exact_key,
+            stage,
+            policy_key,
+        )
+        return self._valid(rows, lambda row: measurement_of(row, self._fields_of), "measurement")
+
+    def record_winner(self, winner: Winner) -> int:
+        with self._write() as connection:
+            generation = _generation(connection) + 1
+            row = winner_columns(winner, generation)
+            self._add_fields(connection, query_fields(winner.query) | _policy_fields(winner.policy))
+            _insert(connection, "winners", row)
+            connection.execute("UPDATE meta SET value = ? WHERE name = 'generation'", (generation,))
+            return generation
+
+    def winner(self, exact_key: str) -> tuple[Winner, int] | None:
+        found = self._winners("WHERE exact_key = ? ORDER BY generation DESC LIMIT 1", exact_key)
+        return found[0] if found else None
+
+    def winners(self) -> list[tuple[Winner, int]]:
+        return self._winners(
+            "WHERE generation = (SELECT max(generation) FROM winners AS other WHERE other.exact_key = winners.exact_key) "
+            "ORDER BY generation"
+        )
+
+    # the store itself
+
+    def generation(self) -> int:
+        with self._errors() as connection:
+            return _generation(connection)
+
+    def counts(self) -> dict[str, int]:
+        row = self._read(
+            "SELECT (SELECT count(*) FROM graphs) AS graphs, (SELECT count(DISTINCT exact_key) FROM programs) AS programs, "
+            "(SELECT count(*) FROM measurements) AS measurements, (SELECT count(DISTINCT exact_key) FROM winners) AS winners, "
+            "(SELECT value FROM meta WHERE name = 'generation') AS generation"
+        )[0]
+        return dict(row)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # how it is done
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[sqlite3.Connection]:
+        if self._connection is None:
+            raise StoreError(f"store {self.path} is closed")
+        try:
+            yield self._connection
+        except sqlite3.Error as error:
+            raise StoreError(f"store {self.path}: {error}") from error
+
+    @contextlib.contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        """One transaction that has the write lock from its start, so that what it reads cannot change before it writes."""
+        with self._errors() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    def _read(self, sql: str, *values: Any) -> list[sqlite3.Row]:
+        with self._errors() as connection:
+            return connection.execute(sql, values).fetchall()
+
+    def _winners(self, condition: str, *values: Any) -> list[tuple[Winner, int]]:
+        rows = self._read(f"SELECT * FROM winners {condition}", *values)
+        return self._valid(rows, lambda row: (winner_of(row, self._fields_of), row["generation"]), "winner")
+
+    def _valid(self, rows: Sequence[Row], rebuild: Callable[[Row], Value], name: str) -> list[Value]:
+        values = []
+        for row in rows:
+            try:
+                values.append(rebuild(row))
+            except (PlanError, ValueError, TypeError, KeyError, RecursionError) as error:
+                self.invalid_rows += 1
+                log.warning("store %s: a %s row does not validate and is ignored: %s", self.path, name, error)
+        return values
+
+    @property
+    def _fields_of(self) -> Fields:
+        return self._read_fields
+
+    def _read_fields(self, key: str) -> dict[str, Any]:
+        if key not in self._fields:
+            rows = self._read("SELECT json FROM fields WHERE key = ?", key)
+            if not rows:
+                raise KeyError(f"no fields of key {key[:12]}")
+            fields = json.loads(rows[0]["json"])
+            if not isinstance(fields, dict):
+                raise TypeError(f"the fields of key {key[:12]} are no object")
+            self._fields[key] = fields
+        return self._fields[key]
+
+    def _add_fields(self, connection: sqlite3.Connection, fields: dict[str, tuple[str, str]]) -> None:
+        rows = [(key, kind, text) for key, (kind, text) in fields.items()]
+        connection.executemany("INSERT OR IGNORE INTO fields (key, kind, json) VALUES (?, ?, ?)", rows)
+
+
+def _policy_fields(policy: Policy) -> dict[str, tuple[str, str]]:
+    return {policy.key: ("policy", canonical_json(policy.fields()))}
+
+
+def _generation(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT value FROM meta WHERE name = 'generation'").fetchone()[0])
+
+
+def _insert(connection: sqlite3.Connection, table: str, row: dict[str, Any], conflict: str = "") -> int:
+    names, places = ", ".join(row), ", ".join(f":{name}" for name in row)
+    cursor = connection.execute(f"INSERT {conflict} INTO {table} ({names}) VALUES ({places})", row)
+    return cursor.lastrowid or 0
+
+
+def _make_folder(folder: Path) -> None:
+    """Make `folder` and the missing ones above it, each for this user alone. Raises StoreError."""
+    try:
+        missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+        for parent in reversed(missing):
+            parent.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make the folder {folder} for the store: {error.strerror}") from error
+
+
+def _lock_store(path: Path) -> Lock:
+    try:
+        return take_lock(path.with_name(path.name + ".lock"))
+    except LockTaken as taken:
+        raise StoreBusy(f"store {path} is being written by {taken.holder}") from None
+    except OSError as error:
+        raise StoreError(f"cannot lock store {path} for writing: {error.strerror}") from error
+
+
+def _open_for_writing(path: Path) -> sqlite3.Connection:
+    connection = None
+    try:
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        migrate(connection, str(path))
+        # after the migration, so that a database that is refused stays as it was
+        connection.execute("PRAGMA journal_mode = wal")
+        connection.execute("PRAGMA synchronous = normal")
+        # what a read-only file or disk refuses is to be known now, not after the first measurement
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+        return connection
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise StoreError(f"cannot open store {path}: {error}") from error
+        raise
