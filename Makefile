@@ -1,0 +1,38 @@
+# make demo    the main job: tune the examples, serve the winners to a second process
+# make test    lint, types, tests
+# Each sets up .venv by itself. Needs Python 3.11 or newer with venv and headers, make and g++.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TYPES := build/types
+
+.PHONY: demo test lint types tests clean
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: lint types tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy does not follow the mapping of an editable install, so it is shown the package as a wheel would lay it out
+types: $(STAMP)
+	rm -rf $(TYPES)
+	mkdir -p $(TYPES)/tuner
+	ln -s $(CURDIR)/tuner/* $(CURDIR)/cache $(CURDIR)/cli $(CURDIR)/search_spaces $(TYPES)/tuner/
+	MYPYPATH=$(TYPES) $(BIN)/mypy -p tuner
+
+tests: $(STAMP)
+	$(BIN)/pytest
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
