@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar
 from tuner.cache.contract import ProgramGraph
 from tuner.cache.lock import Lock, LockTaken, take_lock
 from tuner.cache.rows import (
-    Fields,
     Row,
+    json_text,
     measurement_columns,
     measurement_of,
     now,
@@ -25,7 +25,6 @@ from tuner.cache.rows import (
     winner_of,
 )
 from tuner.cache.schema import migrate
-from tuner.canonical import canonical_json
 from tuner.errors import PlanError, StoreBusy, StoreError
 from tuner.lookup.connection import check_file, open_read_only
 from tuner.measurement import Measurement, Policy, Stage, Winner
@@ -72,7 +71,7 @@ class SqliteStore:
 
     def add_graph(self, workload_key: str, form: dict[str, Any]) -> None:
         with self._write() as connection:
-            row = {"graph_key": workload_key, "form": canonical_json(form), "created": now()}
+            row = {"graph_key": workload_key, "form": json_text(form), "created": now()}
             _insert(connection, "graphs", row, "OR IGNORE")
 
     def graph(self, workload_key: str) -> dict[str, Any] | None:
@@ -107,10 +106,8 @@ class SqliteStore:
 
     def programs_of(self, graph_key: str) -> list[ProgramGraph]:
         names = "program_key, exact_key, position, graph_key, graph_exact_key, spec"
-        return [
-            ProgramGraph(*row)
-            for row in self._read(f"SELECT {names} FROM programs WHERE graph_key = ? ORDER BY rowid", graph_key)
-        ]
+        rows = self._read(f"SELECT {names} FROM programs WHERE graph_key = ? ORDER BY rowid", graph_key)
+        return [ProgramGraph(*row) for row in rows]
 
     # measurements and winners
 
@@ -218,11 +215,7 @@ class SqliteStore:
                 log.warning("store %s: a %s row does not validate and is ignored: %s", self.path, name, error)
         return values
 
-    @property
-    def _fields_of(self) -> Fields:
-        return self._read_fields
-
-    def _read_fields(self, key: str) -> dict[str, Any]:
+    def _fields_of(self, key: str) -> dict[str, Any]:
         if key not in self._fields:
             rows = self._read("SELECT json FROM fields WHERE key = ?", key)
             if not rows:
@@ -239,7 +232,7 @@ class SqliteStore:
 
 
 def _policy_fields(policy: Policy) -> dict[str, tuple[str, str]]:
-    return {policy.key: ("policy", canonical_json(policy.fields()))}
+    return {policy.key: ("policy", json_text(policy.fields()))}
 
 
 def _generation(connection: sqlite3.Connection) -> int:
