@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.canonical import canonical_json, named_fields
 from tuner.errors import PlanError, StoreError
+from tuner.lookup.validate import groups_of
 from tuner.measurement import Measurement, Policy, Winner
 from tuner.plan import Groups, Plan
 from tuner.search_spaces.validate import validate_plan
@@ -175,5 +176,4 @@ def _groups_text(groups: Groups | None) -> str | None:
 
 
 def _groups_of(text: str | None) -> Groups | None:
-    # a plan's own check of groups is the check of all groups
-    return None if text is None else Plan.from_json({"schema": 1, "groups": json.loads(text)}).groups
+    return None if text is None else groups_of(json.loads(text))

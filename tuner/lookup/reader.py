@@ -1,0 +1,171 @@
+"""Answers read straight from a store file, with nothing but the standard library.
+
+Every look-up opens the file anew (some 0.3 ms): no state to go stale when the file is replaced, to share between threads, or to
+inherit in a forked process. It reads inside one transaction, so all of it is of one generation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tuner.answer import Answer, ProgramAnswer
+from tuner.errors import PlanError, StoreError
+from tuner.lookup.connection import open_read_only
+from tuner.lookup.miss import NO_STORE, UNKNOWN_GRAPH, Miss, explain
+from tuner.lookup.validate import groups_of, validated
+from tuner.plan import Plan
+from tuner.search_spaces.validate import validate_plan
+from tuner.target import Query
+
+# how many other records of a graph are compared with what was asked, latest first, to explain a miss
+NEAREST_LIMIT = 100
+UNSETTLED = Miss("unsettled", "the program is known, but no sweep has settled this graph of it")
+# SQLite's steps between two looks at the clock
+STEPS = 20_000
+TABLES = ("graphs", "measurements")
+
+
+class StoreReader:
+    """Look-ups in the store at `path`; where there is none, everything is a miss at generation 0.
+
+    timeout_s: how long a look-up may take. outcomes: counts of "hit", "program_hit", "program_miss", "invalid_plan" and the
+    outcomes of `tuner.lookup.miss`. All methods raise StoreError on a file that cannot be read, is no store or has a
+    newer schema.
+    """
+
+    def __init__(self, path: Path, timeout_s: float = 5.0):
+        self.path = path
+        self.timeout_s = timeout_s
+        self.outcomes: Counter[str] = Counter()
+
+    def answer(self, query: Query) -> Answer:
+        """The latest winner of the query's exact match, else the default with the reason of the miss."""
+        with self._transaction() as connection:
+            if connection is None:
+                return self._miss(NO_STORE, 0)
+            generation = _generation(connection)
+            return self._winner(connection, query.exact_key, generation) or self._miss(_explain(connection, query), generation)
+
+    def program(self, query: Query) -> ProgramAnswer:
+        """What is known of a program: one answer for each of its graphs, by exact-match key, in order."""
+        with self._transaction() as connection:
+            generation = _generation(connection) if connection else 0
+            sql = "SELECT graph_exact_key FROM programs WHERE exact_key = ? ORDER BY position"
+            rows = connection.execute(sql, (query.exact_key,)).fetchall() if connection else []
+            if connection is None or not rows:
+                self.outcomes["program_miss"] += 1
+                return ProgramAnswer(False, generation)
+            self.outcomes["program_hit"] += 1
+            return ProgramAnswer(
+                True,
+                generation,
+                {key: self._winner(connection, key, generation) or self._miss(UNSETTLED, generation) for (key,) in rows},
+            )
+
+    def generation(self) -> int:
+        with self._transaction() as connection:
+            return _generation(connection) if connection else 0
+
+    def counts(self) -> dict[str, int]:
+        """Number of stored `graphs` and `measurements`, of exact matches that have `winners`, and the `generation`."""
+        with self._transaction() as connection:
+            if connection is None:
+                return dict.fromkeys((*TABLES, "winners", "generation"), 0)
+            counts = {table: _number(connection, f"SELECT count(*) FROM {table}") for table in TABLES}
+            counts["winners"] = _number(connection, "SELECT count(DISTINCT exact_key) FROM winners")
+            return counts | {"generation": _generation(connection)}
+
+    def _winner(self, connection: sqlite3.Connection, exact_key: str, generation: int) -> Answer | None:
+        sql = (
+            "SELECT generation, kind, plan, realised, speedup, speedup_low, speedup_high, effort, space_version "
+            "FROM winners WHERE exact_key = ? ORDER BY generation DESC LIMIT 1"
+        )
+        row = connection.execute(sql, (exact_key,)).fetchone()
+        if row is None:
+            return None
+        try:
+            answer = _answer(row, generation)
+        except (PlanError, ValueError, TypeError, RecursionError) as error:
+            return self._miss(Miss("invalid_plan", f"the stored winner does not validate: {error}"), generation)
+        self.outcomes["hit"] += 1
+        return answer
+
+    def _miss(self, miss: Miss, generation: int) -> Answer:
+        self.outcomes[miss.outcome] += 1
+        return Answer(Plan(), "default", generation, miss.reason)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection | None]:
+        end = time.monotonic() + self.timeout_s
+        connection = open_read_only(self.path, self.timeout_s)
+        if connection is None:
+            yield None
+            return
+        connection.set_progress_handler(lambda: time.monotonic() > end, STEPS)
+        try:
+            connection.execute("BEGIN")
+            yield connection
+        except sqlite3.Error as error:
+            raise StoreError(f"cannot read store {self.path}: {error}") from error
+        finally:
+            connection.close()
+
+
+def _answer(row: tuple[Any, ...], generation: int) -> Answer:
+    recorded, kind, plan, realised, speedup, low, high, effort, space_version = row
+    if kind == "default":
+        if Plan.from_json(json.loads(plan)) != Plan():
+            raise ValueError("it says that the default won, and carries a plan")
+        reason = f"the default is the settled winner of generation {recorded} (effort {effort}, space {space_version})"
+    else:
+        reason = f"winner of generation {recorded}: {speedup:.2f}x ({low:.2f} to {high:.2f}), effort {effort}"
+    return validated(
+        Answer(
+            plan=validate_plan(json.loads(plan)),
+            tier="exact",
+            generation=generation,
+            reason=reason,
+            groups=groups_of(None if realised is None else json.loads(realised)),
+            speedup=speedup,
+            speedup_low=low,
+            speedup_high=high,
+        )
+    )
+
+
+def _explain(connection: sqlite3.Connection, query: Query) -> Miss:
+    sql = (
+        "SELECT target_key, toolchain_key, ambient_key FROM winners WHERE graph_key = ? "
+        "GROUP BY 1, 2, 3 ORDER BY max(generation) DESC LIMIT ?"
+    )
+    stored = []
+    for target, toolchain, ambient in connection.execute(sql, (query.workload_key, NEAREST_LIMIT)).fetchall():
+        parts = {"target": target, "toolchain": toolchain, "ambient": ambient}
+        stored.append({part: _fields(connection, key) for part, key in parts.items()})
+    return explain(query, stored) if stored else UNKNOWN_GRAPH
+
+
+def _fields(connection: sqlite3.Connection, key: str) -> dict[str, Any]:
+    row = connection.execute("SELECT json FROM fields WHERE key = ?", (key,)).fetchone()
+    with contextlib.suppress(ValueError, RecursionError):
+        fields = json.loads(row[0]) if row else {}
+        return fields if isinstance(fields, dict) else {}
+    return {}
+
+
+def _generation(connection: sqlite3.Connection) -> int:
+    return _number(connection, "SELECT value FROM meta WHERE name = 'generation'")
+
+
+def _number(connection: sqlite3.Connection, sql: str) -> int:
+    row = connection.execute(sql).fetchone()
+    if row is None or not isinstance(row[0], int):
+        raise StoreError("the store has lost its generation")
+    return row[0]
