@@ -243,7 +243,7 @@ def test_imports_along_the_arrows_are_allowed(tmp_path):
             "tuner/search/loop.py": "import torch\nfrom tuner import __version__, plan\nfrom tuner.measure import clock\n",
             "tuner/measure/clock.py": "import torch\nfrom tuner.cache.sqlite import Store\n",
             "tuner/compilers/events.py": "import torch._inductor\n",
-            "cache/sqlite.py": "import sqlite_utils\nfrom tuner.lookup.reader import Row\nfrom tuner.search_spaces import space\n",
+            "cache/sqlite.py": "import sqlite_utils\nfrom tuner.lookup.reader import R\nfrom tuner.search_spaces import space\n",
             "tuner/lookup/reader.py": "import sqlite3\nfrom tuner.search_spaces.space import declared\n",
             "search_spaces/space.py": "from tuner.plan import Plan\n",
             "cli/main.py": "import click\nfrom tuner.daemon import app\nfrom tuner.cli.output import line\n",
