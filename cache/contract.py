@@ -78,6 +78,10 @@ class Store(Protocol):
         """The trials of an exact match, oldest first, of one stage and one policy where given. Raises StoreError."""
         ...
 
+    def exact_keys(self, workload_key: str) -> list[str]:
+        """The exact matches of a workload that have measurements or a winner, oldest first. Raises StoreError."""
+        ...
+
     def record_winner(self, winner: Winner) -> int:
         """Keep a winner under the next generation, which is returned. Raises PlanError, StoreError.
 

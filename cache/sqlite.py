@@ -127,6 +127,14 @@ class SqliteStore:
         )
         return self._valid(rows, lambda row: measurement_of(row, self._fields_of), "measurement")
 
+    def exact_keys(self, workload_key: str) -> list[str]:
+        rows = self._read(
+            "SELECT exact_key FROM (SELECT exact_key, created FROM measurements WHERE graph_key = ?1 "
+            "UNION ALL SELECT exact_key, created FROM winners WHERE graph_key = ?1) GROUP BY exact_key ORDER BY min(created)",
+            workload_key,
+        )
+        return [row["exact_key"] for row in rows]
+
     def record_winner(self, winner: Winner) -> int:
         with self._write() as connection:
             generation = _generation(connection) + 1

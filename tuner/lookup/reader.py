@@ -123,6 +123,7 @@ def _answer(row: tuple[Any, ...], generation: int) -> Answer:
     if kind == "default":
         if Plan.from_json(json.loads(plan)) != Plan():
             raise ValueError("it says that the default won, and carries a plan")
+        speedup = low = high = 1.0
         reason = f"the default is the settled winner of generation {recorded} (effort {effort}, space {space_version})"
     else:
         reason = f"winner of generation {recorded}: {speedup:.2f}x ({low:.2f} to {high:.2f}), effort {effort}"

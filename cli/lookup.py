@@ -1,0 +1,87 @@
+"""`tuner lookup`: what a compile of SPEC would be told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuner.cli.output import (
+    SHORT_KEY,
+    json_option,
+    print_block,
+    print_json,
+    settings_for,
+    speedup,
+    store_option,
+    target_name,
+    workload_json,
+)
+from tuner.errors import StoreError
+from tuner.settings import default_socket
+
+Forms = Callable[[str], dict[str, Any] | None]
+Find = Callable[[str], list[str]]
+
+
+@click.command(short_help="Show what a compile of SPEC would be told.")
+@click.argument("spec")
+@click.option("--threads", type=click.IntRange(min=1), default=None, help="Ask for this thread count.  [default: torch's own]")
+@store_option
+@json_option
+def lookup(spec: str, threads: int | None, store: Path | None, as_json: bool) -> None:
+    """Show, for each graph of SPEC, the answer that a compile would get, and why.
+
+    The daemon is asked if one serves the store, else the store is read. A miss is an answer too: the compiler's default.
+    """
+    from tuner.lookup.client import Client
+    from tuner.search.workloads import resolve
+
+    settings = settings_for(store)
+    if store is not None:
+        # a store that is named here is asked for here, whatever TUNER_SOCKET's daemon serves
+        settings = replace(settings, socket=default_socket(store, os.environ))
+    with stored_graphs(settings.store) as (forms, find):
+        resolved = resolve(spec, threads=threads, forms=forms, find=find)
+    client = Client(settings)
+    found = []
+    for place, workload in enumerate(resolved, start=1):
+        answer = client.lookup(workload.query)
+        program_key = workload.program_query.workload_key if workload.program_query else None
+        found.append({**workload_json(workload.query, workload.spec, program_key), **answer.to_json(), "source": client.source})
+        if not as_json:
+            known = answer.tier != "default"
+            print_block(
+                f"{workload.spec}  graph {place} of {len(resolved)}  {workload.query.workload_key[:SHORT_KEY]}",
+                [
+                    ("target", target_name(workload.query)),
+                    ("winner", f"{answer.winner}: {answer.plan.describe()}" if answer.winner == "plan" else "default"),
+                    ("speed-up", speedup(answer.speedup, answer.speedup_low, answer.speedup_high) if known else ""),
+                    ("tier", answer.tier),
+                    ("generation", str(answer.generation)),
+                    ("reason", answer.reason),
+                    ("source", client.source),
+                ],
+            )
+    if as_json:
+        print_json(found)
+
+
+@contextlib.contextmanager
+def stored_graphs(path: Path) -> Iterator[tuple[Forms, Find]]:
+    """How to find graphs by key in the store at `path`; nothing is found where there is no store to read."""
+    from tuner.cache.sqlite import SqliteStore
+
+    try:
+        store = SqliteStore(path, read_only=True)
+    except StoreError:
+        # the client says what is wrong with the store; a SPEC that names no stored key needs none
+        yield (lambda key: None), (lambda prefix: [])
+        return
+    with store:
+        yield store.graph, store.find_graphs

@@ -1,0 +1,117 @@
+"""What the commands share: options, tables, and the words of the JSON output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from tuner.errors import UsageError
+from tuner.measurement import Winner
+from tuner.settings import Settings
+from tuner.target import Query, Target
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+SHORT_KEY = 12
+
+
+def store_option(function: Function) -> Function:
+    text = "Path of the store.  [default: $TUNER_STORE, else the user's own]"
+    return click.option("--store", type=click.Path(path_type=Path), default=None, help=text)(function)
+
+
+def socket_option(function: Function) -> Function:
+    text = "The daemon's Unix socket.  [default: $TUNER_SOCKET, else one named for the store]"
+    return click.option("--socket", type=click.Path(path_type=Path), default=None, help=text)(function)
+
+
+def json_option(function: Function) -> Function:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")(function)
+
+
+def settings_for(store: Path | None, socket: Path | None = None) -> Settings:
+    """Settings of the environment, outranked by the options. Raises UsageError."""
+    try:
+        settings = Settings.from_environment(store=store)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return settings if socket is None else replace(settings, socket=socket)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns: drawn by rich on a terminal; elsewhere plain, two spaces apart, never wrapped."""
+    if sys.stdout.isatty():
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(*header, box=box.SIMPLE_HEAD)
+        for row in rows:
+            table.add_row(*map(Text, row))
+        Console().print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_block(title: str, lines: Sequence[tuple[str, str]]) -> None:
+    """A title and indented `name  value` lines; values that are empty are left out."""
+    click.echo(click.style(title, bold=True))
+    width = max((len(name) for name, _ in lines), default=0)
+    for name, value in lines:
+        if value:
+            click.echo(f"  {name.ljust(width)}  {value}")
+
+
+def target_name(query: Query) -> str:
+    """Canonical name of a query's target, `cpu/x86_64-avx2/2`."""
+    fields = query.target
+    return Target(
+        backend=str(fields.get("backend", "")),
+        arch=str(fields.get("arch", "")),
+        sku=str(fields.get("sku", "")),
+        cores=int(fields.get("cores", 0)),
+    ).name
+
+
+def named(fields: Mapping[str, Any]) -> str:
+    """Fields in one line for people."""
+    return ", ".join(f"{name} {value}" for name, value in sorted(fields.items()))
+
+
+def speedup(value: float, low: float, high: float) -> str:
+    return f"{value:.3f}x ({low:.3f} to {high:.3f})"
+
+
+def workload_json(query: Query, spec: str | None, program_key: str | None) -> dict[str, Any]:
+    """The fields that name a workload."""
+    return {"spec": spec, "program_key": program_key, "workload_key": query.workload_key, "target": target_name(query)}
+
+
+def winner_json(winner: Winner, generation: int) -> dict[str, Any]:
+    """A winner's fields. With the default as winner: plan null, winner_ms equal to default_ms, speed-ups 1."""
+    default = winner.kind == "default"
+    return {
+        "winner": winner.kind,
+        "plan": None if default else winner.plan.to_json(),
+        "groups": None if winner.groups is None else [list(group) for group in winner.groups],
+        "default_ms": winner.default_ms,
+        "winner_ms": winner.default_ms if default else winner.winner_ms,
+        "speedup": 1.0 if default else winner.speedup,
+        "speedup_low": 1.0 if default else winner.speedup_low,
+        "speedup_high": 1.0 if default else winner.speedup_high,
+        "effort": winner.effort,
+        "space_version": winner.space_version,
+        "generation": generation,
+    }
