@@ -72,7 +72,7 @@ def load(root: Path) -> list[Module]:
 
 
 def imports(module: Module, known: Iterable[str]) -> Iterator[Import]:
-    """All that a module imports: statements, `import_module("...")`, and compiler internals reached as attributes of torch."""
+    """All that a module imports: statements, `import_module("...")`, and what it reaches as attributes of torch and tuner."""
     later = [
         block
         for block in ast.walk(module.tree)
@@ -98,7 +98,7 @@ def imported_names(node: ast.AST, module: Module, known: set[str]) -> list[str]:
         return [str(node.args[0].value)] if called in ("import_module", "__import__") else []
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         full = f"{node.value.id}.{node.attr}"
-        return [full] if full in COMPILER_INTERNALS else []
+        return [full] if full in COMPILER_INTERNALS or node.value.id == "tuner" else []
     return []
 
 
@@ -125,7 +125,7 @@ def complaint(module: Module, imported: str, rooms: dict[str, str]) -> str | Non
         if module.room in STANDARD_LIBRARY_ONLY and top not in sys.stdlib_module_names:
             return f"{module.room} -> {top}: this room uses the standard library only"
         return None
-    if imported == "tuner.__version__":
+    if imported in ("tuner", "tuner.__version__"):
         return None
     parts = imported.split(".")
     room = parts[1] if len(parts) > 1 and parts[1] in LAYER else rooms.get(imported, "door")
@@ -206,6 +206,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
         ("cache/sqlite.py", "import torch\n", "cache/sqlite.py:1: cache -> torch"),
         ("cache/sqlite.py", "from cache.schema import x\n", "cache/sqlite.py:1: imports cache.schema"),
         ("tuner/plan.py", "from tuner import report\n", "tuner/plan.py:1: values -> door"),
+        ("tuner/plan.py", "import tuner\ntuner.report()\n", "tuner/plan.py:2: values -> door"),
         ("tuner/plan.py", "from tuner.workload import graph\n", "tuner/plan.py:1: values -> workload"),
         ("tuner/search/loop.py", "import torch._inductor.config\n", "tuner/search/loop.py:1: search -> torch._inductor"),
         ("tuner/search/loop.py", "import torch\nx = torch._dynamo.reset\n", "tuner/search/loop.py:2: search -> torch._dynamo"),
@@ -246,7 +247,7 @@ def test_imports_along_the_arrows_are_allowed(tmp_path):
             "cache/sqlite.py": "import sqlite_utils\nfrom tuner.lookup.reader import R\nfrom tuner.search_spaces import space\n",
             "tuner/lookup/reader.py": "import sqlite3\nfrom tuner.search_spaces.space import declared\n",
             "search_spaces/space.py": "from tuner.plan import Plan\n",
-            "cli/main.py": "import click\nfrom tuner.daemon import app\nfrom tuner.cli.output import line\n",
+            "cli/main.py": "import click\nimport tuner\ntuner.__version__\nfrom tuner.daemon import app\nimport tuner.cli.output\n",
             "cli/output.py": "",
             "tuner/daemon/app.py": "",
         },
