@@ -247,7 +247,7 @@ def test_imports_along_the_arrows_are_allowed(tmp_path):
             "cache/sqlite.py": "import sqlite_utils\nfrom tuner.lookup.reader import R\nfrom tuner.search_spaces import space\n",
             "tuner/lookup/reader.py": "import sqlite3\nfrom tuner.search_spaces.space import declared\n",
             "search_spaces/space.py": "from tuner.plan import Plan\n",
-            "cli/main.py": "import click\nimport tuner\ntuner.__version__\nfrom tuner.daemon import app\nimport tuner.cli.output\n",
+            "cli/main.py": "import tuner, tuner.cli.output\ntuner.__version__\nfrom tuner.daemon import app\n",
             "cli/output.py": "",
             "tuner/daemon/app.py": "",
         },

@@ -33,6 +33,16 @@ def test_the_table_of_commands_lists_every_command_and_no_other():
     assert {cell.split()[1].strip("`") for cell in first_cells("command")} == registered
 
 
+def test_every_option_that_the_readme_shows_exists():
+    context = click.Context(main)
+    missing = []
+    for name, rest in re.findall(r"tuner (\w+)([^\n`]*)", README):
+        command = main.get_command(context, name) if name in main.list_commands(context) else None
+        known = {text for parameter in command.params for text in parameter.opts} if command else set()
+        missing += [f"{name} {option}" for option in re.findall(r"--[a-z-]+", rest) if option not in {*known, "--help"}]
+    assert missing == []
+
+
 def test_the_table_of_exit_codes_lists_every_code_and_no_other():
     used = {kind.exit_code for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.TunerError)}
     assert {int(cell) for cell in first_cells("exit code")} == used | {0, 130}
