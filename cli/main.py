@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-import tuner
+from tuner import __version__
 from tuner.errors import TunerError
 
 # name -> where the command is; imported when it is asked for, in the order in which a user meets them
@@ -78,6 +78,6 @@ def _line(error: Exception) -> str:
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.version_option(tuner.__version__, prog_name="tuner", help="Show the version and exit.")
+@click.version_option(__version__, prog_name="tuner", help="Show the version and exit.")
 def main(debug: bool) -> None:
     """Search fusion groupings and kernel configs per graph and architecture, and serve the winners to torch.compile."""

@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-import tuner
+from tuner import __version__
 from tuner.errors import StoreError
 from tuner.lookup.reader import StoreReader
 from tuner.settings import PROTOCOL
@@ -62,7 +62,7 @@ def create_app(store_path: Path) -> Starlette:
     async def hello(request: Request) -> dict[str, Any]:
         return {
             "protocol": PROTOCOL,
-            "version": tuner.__version__,
+            "version": __version__,
             "capabilities": list(CAPABILITIES),
             "store": store,
             "pid": os.getpid(),
@@ -81,7 +81,7 @@ def create_app(store_path: Path) -> Starlette:
         stored = reader.counts()
         return {
             "pid": os.getpid(),
-            "version": tuner.__version__,
+            "version": __version__,
             "uptime_s": round(time.monotonic() - started, 3),
             "store": store,
             "generation": stored["generation"],

@@ -1,0 +1,219 @@
+"""What tuner.cache.contract.Store promises, for every back end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stored import EVIL, GROUPS, KNOB, LEAVES, NATIVE, POLICY, SPLIT, measurement, program, query, settled, winner
+
+from tuner.cache.contract import Store
+from tuner.cache.sqlite import SqliteStore
+from tuner.errors import PlanError, StoreError
+from tuner.measurement import Policy
+from tuner.plan import Plan
+
+
+@pytest.fixture(params=["file", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    with SqliteStore(tmp_path / "store.db" if request.param == "file" else ":memory:") as opened:
+        yield opened
+
+
+def test_a_new_store_is_empty(store):
+    assert store.counts() == {"graphs": 0, "programs": 0, "measurements": 0, "winners": 0, "generation": 0}
+    assert store.generation() == 0
+    assert store.winner(query().exact_key) is None
+    assert store.winners() == []
+    assert store.measurements(query().exact_key) == []
+    assert store.graph(query().workload_key) is None
+
+
+def test_a_graph_comes_back_as_it_was(store):
+    form = {"nodes": [{"op": "aten.add", "args": [1, 2.5, None, "é"]}]}
+    store.add_graph("ab12", form)
+    assert store.graph("ab12") == form
+
+
+def test_a_graph_added_twice_stays_as_it_was_first(store):
+    store.add_graph("ab12", {"nodes": [1]})
+    store.add_graph("ab12", {"nodes": [2]})
+    assert store.graph("ab12") == {"nodes": [1]}
+    assert store.counts()["graphs"] == 1
+
+
+def test_graphs_are_found_by_the_start_of_their_key(store):
+    for key in ("abc1", "abd2", "xabc"):
+        store.add_graph(key, {})
+    assert store.find_graphs("ab") == ["abc1", "abd2"]
+    assert store.find_graphs("abc1") == ["abc1"]
+    assert store.find_graphs("a%") == []
+    assert store.find_graphs("") == ["abc1", "abd2", "xabc"]
+
+
+def test_a_programs_graphs_are_recorded_in_order(store):
+    store.add_program(program(), [query("b"), query("a")], "m:f")
+    (first,), (second,) = store.programs_of(query("b").workload_key), store.programs_of(query("a").workload_key)
+    assert (first.position, second.position) == (0, 1)
+    assert first.spec == "m:f"
+    assert first.graph_exact_key == query("b").exact_key
+    assert first.program_key == program().workload_key
+    assert first.exact_key == program().exact_key
+
+
+def test_a_program_recorded_again_replaces_its_graphs(store):
+    store.add_program(program(), [query("a"), query("b")], "m:f")
+    store.add_program(program(), [query("c")], "m:g")
+    assert store.programs_of(query("a").workload_key) == []
+    assert [one.spec for one in store.programs_of(query("c").workload_key)] == ["m:g"]
+    assert store.counts()["programs"] == 1
+
+
+def test_the_same_program_for_another_thread_count_is_another_record(store):
+    store.add_program(program(), [query("a")], "m:f")
+    store.add_program(program(ambient={"threads": 2}), [query("a", ambient={"threads": 2})], "m:f")
+    assert len(store.programs_of(query("a").workload_key)) == 2
+
+
+def test_a_program_takes_queries_of_the_right_kind_only(store):
+    with pytest.raises(ValueError, match="kind program"):
+        store.add_program(query("a"), [query("b")], "m:f")
+    with pytest.raises(ValueError, match="kind graph"):
+        store.add_program(program("a"), [program("b")], "m:f")
+    assert store.counts()["programs"] == 0
+
+
+def test_a_measurement_comes_back_as_it_was(store):
+    full = measurement(
+        plan=SPLIT,
+        stage="final",
+        label="split",
+        realised=GROUPS,
+        code_key="c0de",
+        error=0.25,
+        peak_bytes=2**40,
+        default_peak_bytes=7,
+        message="two\nlines",
+        process="3",
+        program_key=program().workload_key,
+        region_key="beef",
+        provenance={"host": "h", "load": 0.5, "versions": {"torch": "2.13.0"}},
+    )
+    failed = measurement(status="compile_error", samples_ms=(), default_samples_ms=(), message="no such header")
+    numbers = [store.add_measurement(full), store.add_measurement(failed)]
+    assert numbers == sorted(set(numbers))
+    assert store.measurements(query().exact_key) == [full, failed]
+
+
+def test_an_infinite_error_is_kept_and_one_that_is_no_number_is_unknown(store):
+    store.add_measurement(measurement(status="wrong", error=float("inf")))
+    store.add_measurement(measurement(status="wrong", error=float("nan")))
+    assert [one.error for one in store.measurements(query().exact_key)] == [float("inf"), None]
+
+
+def test_empty_fields_of_a_query_mean_the_same_as_absent_ones(store):
+    asked = query(ambient={"threads": 1, "inductor": {}})
+    store.add_measurement(measurement(asked))
+    (back,) = store.measurements(asked.exact_key)
+    assert back.query.ambient == {"threads": 1}
+    assert back.query.exact_key == asked.exact_key == query().exact_key
+
+
+def test_measurements_come_in_the_order_of_adding_and_can_be_asked_by_stage_and_policy(store):
+    wall = replace(measurement(), policy=Policy(clock="wall", threads=2))
+    final = measurement(stage="final")
+    other = measurement(query("other"))
+    for one in (final, wall, other, measurement(plan=KNOB)):
+        store.add_measurement(one)
+    key = query().exact_key
+    assert store.measurements(key) == [final, wall, measurement(plan=KNOB)]
+    assert store.measurements(key, stage="final") == [final]
+    assert store.measurements(key, policy_key=wall.policy.key) == [wall]
+    assert store.measurements(key, stage="screen", policy_key=POLICY.key) == [measurement(plan=KNOB)]
+
+
+def test_a_winner_comes_back_as_it_was_with_its_generation(store):
+    full = winner(program_key="p", region_key="r", evidence={"processes": 3}, provenance={"host": "h"})
+    assert store.record_winner(full) == 1
+    assert store.winner(query().exact_key) == (full, 1)
+
+
+def test_a_settled_default_is_a_winner(store):
+    store.record_winner(settled())
+    assert store.winner(query().exact_key) == (settled(), 1)
+
+
+def test_every_winner_counts_one_generation_of_the_whole_store(store):
+    assert [store.record_winner(winner(query(name))) for name in "abca"] == [1, 2, 3, 4]
+    assert store.generation() == 4
+    assert store.counts()["winners"] == 3
+
+
+def test_the_latest_winner_of_each_exact_match_is_given(store):
+    store.record_winner(winner(query("a"), plan=NATIVE))
+    store.record_winner(winner(query("b"), plan=KNOB))
+    store.record_winner(winner(query("a"), plan=SPLIT))
+    assert store.winner(query("a").exact_key) == (winner(query("a"), plan=SPLIT), 3)
+    assert [(one.plan, generation) for one, generation in store.winners()] == [(KNOB, 2), (SPLIT, 3)]
+
+
+def test_the_exact_matches_of_a_workload_are_those_measured_or_won(store):
+    two, four = query(ambient={"threads": 2}), query(ambient={"threads": 4})
+    store.add_measurement(measurement(two))
+    store.record_winner(winner(four))
+    store.record_winner(winner(query("other")))
+    assert set(store.exact_keys(two.workload_key)) == {two.exact_key, four.exact_key}
+    assert store.exact_keys("none") == []
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        EVIL,
+        Plan(config=(("realize_reads_threshold", 10**9),)),
+        Plan(native=("aten.made_up.default",)),
+        Plan(compiler="sh"),
+        Plan(groups=(("__import__('os')",),)),
+        Plan(groups=((LEAVES[2],), LEAVES[:2])),
+    ],
+    ids=["undeclared knob", "out of range", "undeclared op", "unknown compiler", "no leaf id", "not in canonical order"],
+)
+def test_a_plan_that_is_not_declared_is_refused_and_nothing_is_written(store, plan):
+    with pytest.raises(PlanError):
+        store.add_measurement(measurement(plan=plan))
+    with pytest.raises(PlanError):
+        store.record_winner(winner(plan=plan))
+    assert store.counts() == {"graphs": 0, "programs": 0, "measurements": 0, "winners": 0, "generation": 0}
+
+
+@pytest.mark.parametrize("wrong", [replace(winner(), kind="default"), replace(settled(), kind="plan")])
+def test_a_winner_whose_kind_does_not_fit_its_plan_is_refused(store, wrong):
+    with pytest.raises(ValueError, match="kind"):
+        store.record_winner(wrong)
+    assert store.generation() == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [winner(evidence={"x": float("nan")}), winner(provenance={"x": object()}), winner(speedup=float("nan"))]
+)
+def test_what_cannot_be_kept_is_a_store_error_and_nothing_is_written(store, wrong):
+    with pytest.raises(StoreError):
+        store.record_winner(wrong)
+    assert store.generation() == 0
+    assert store.record_winner(winner()) == 1
+
+
+@pytest.mark.parametrize("field", [{"status": "fine"}, {"stage": "guess"}])
+def test_a_status_or_stage_that_does_not_exist_is_a_store_error(store, field):
+    with pytest.raises(StoreError):
+        store.add_measurement(measurement(**field))
+    assert store.counts()["measurements"] == 0
+
+
+def test_a_closed_store_says_so(store):
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.generation()

@@ -1,0 +1,286 @@
+"""The store as a file: who may open it, what survives, and what is left alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stored import GROUPS, KNOB, NATIVE, SPLIT, measurement, program, query, settled, winner
+
+from tuner.cache.sqlite import SqliteStore
+from tuner.errors import StoreBusy, StoreError
+from tuner.lookup.connection import SCHEMA
+
+FIXTURES = Path(__file__).parent / "fixtures"
+TESTS = str(Path(__file__).parents[1])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+def edit(path: Path, sql: str) -> None:
+    """Change a store behind our back."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(sql)
+    connection.close()
+
+
+def child(code: str, path: Path, **options: object) -> subprocess.Popen[str]:
+    """A process that runs `code` with `path` and the test values at hand."""
+    text = f"import sys; sys.path.insert(0, {TESTS!r}); path = {str(path)!r}\n"
+    text += "from stored import *\nfrom tuner.cache.sqlite import *\n"
+    return subprocess.Popen([sys.executable, "-c", text + code], stdout=subprocess.PIPE, text=True, **options)
+
+
+HOLD = """
+store = SqliteStore(path)
+number = 0
+while True:
+    print(store.add_measurement(measurement(provenance={"n": number})), flush=True)
+    number += 1
+    if number == 20:
+        sys.stdin.readline()
+"""
+
+
+def test_what_was_written_is_there_when_the_store_is_opened_again(path):
+    with SqliteStore(path) as store:
+        store.record_winner(winner())
+        store.add_measurement(measurement())
+    with SqliteStore(path) as store:
+        assert store.winner(query().exact_key) == (winner(), 1)
+        assert store.measurements(query().exact_key) == [measurement()]
+        assert store.record_winner(settled()) == 2
+
+
+def test_missing_folders_are_made_for_this_user_alone(tmp_path):
+    path = tmp_path / "a" / "b" / "store.db"
+    with SqliteStore(path):
+        pass
+    assert [folder.stat().st_mode & 0o777 for folder in (path.parent, path.parent.parent)] == [0o700, 0o700]
+
+
+def test_every_table_is_strict(path):
+    with SqliteStore(path) as store:
+        store.record_winner(winner())
+    for column in ("speedup", "generation"):
+        with pytest.raises(sqlite3.IntegrityError):
+            edit(path, f"UPDATE winners SET {column} = 'fast'")
+
+
+def test_the_schema_number_is_in_the_file(path):
+    with SqliteStore(path):
+        pass
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
+    connection.close()
+
+
+def test_an_empty_file_becomes_a_store(path):
+    path.touch()
+    with SqliteStore(path) as store:
+        assert store.record_winner(winner()) == 1
+
+
+def test_a_second_writer_is_told_which_process_writes(path):
+    holder = child(HOLD, path, stdin=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == "1\n"
+        with pytest.raises(StoreBusy, match=f"{path} is being written by process {holder.pid}"):
+            SqliteStore(path)
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+        holder.stdin.close()
+
+
+def test_a_killed_writer_leaves_all_it_was_told_is_written_and_no_lock(path):
+    holder = child(HOLD, path, stdin=subprocess.PIPE)
+    acknowledged = [holder.stdout.readline() for _ in range(20)]
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    holder.stdin.close()
+    assert acknowledged == [f"{n}\n" for n in range(1, 21)]
+    with SqliteStore(path) as store:
+        assert [one.provenance["n"] for one in store.measurements(query().exact_key)] == list(range(20))
+        assert store.record_winner(winner()) == 1
+
+
+def test_the_lock_ends_with_the_store(path):
+    with SqliteStore(path), pytest.raises(StoreBusy, match=f"process {os.getpid()}"):
+        SqliteStore(path)
+    SqliteStore(path).close()
+
+
+def test_a_store_that_fails_to_open_gives_its_lock_back(path):
+    path.write_text("this is no database, and longer than a header " * 10)
+    for _ in range(2):
+        with pytest.raises(StoreError) as caught:
+            SqliteStore(path)
+        assert not isinstance(caught.value, StoreBusy)
+
+
+def test_readers_work_beside_the_writer_and_see_what_it_writes(path):
+    with SqliteStore(path) as store, SqliteStore(path, read_only=True) as reader:
+        assert reader.generation() == 0
+        store.record_winner(winner())
+        assert reader.winner(query().exact_key) == (winner(), 1)
+
+
+def test_a_store_opened_for_reading_refuses_to_write(path):
+    SqliteStore(path).close()
+    with SqliteStore(path, read_only=True) as store:
+        with pytest.raises(StoreError, match="readonly"):
+            store.record_winner(winner())
+        assert store.generation() == 0
+
+
+def test_opening_for_reading_makes_nothing(tmp_path):
+    with pytest.raises(StoreError, match="no store at"):
+        SqliteStore(tmp_path / "store.db", read_only=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def folder_as_store(path: Path) -> None:
+    path.mkdir()
+
+
+def pipe_as_store(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def text_as_store(path: Path) -> None:
+    path.write_text("this is no database, and longer than a header " * 10)
+
+
+def foreign_database(path: Path) -> None:
+    edit(path, "CREATE TABLE theirs (x)")
+
+
+def newer_store(path: Path) -> None:
+    SqliteStore(path).close()
+    edit(path, f"PRAGMA user_version = {SCHEMA + 1}")
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (folder_as_store, "is a folder"),
+        (pipe_as_store, "not a regular file"),
+        (text_as_store, "not a database"),
+        (foreign_database, "not a store of tuner"),
+        (newer_store, f"schema {SCHEMA + 1} is newer than this version's {SCHEMA}: upgrade tuner"),
+    ],
+)
+def test_what_is_no_store_of_this_version_is_refused_in_one_line_and_left_as_it_is(path, make, message, read_only):
+    make(path)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(StoreError, match=message) as caught:
+        SqliteStore(path, read_only=read_only)
+    assert "\n" not in str(caught.value)
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+@pytest.mark.parametrize("place", ["/proc/tuner/store.db", "{tmp}/file/store.db"])
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, place):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="folder"):
+        SqliteStore(place.format(tmp=tmp_path))
+
+
+def test_a_full_disk_is_a_store_error_and_keeps_what_was_there(path):
+    code = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = SqliteStore(path)
+store.record_winner(winner())
+store.close()
+store = SqliteStore(path)
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+try:
+    for n in range(1000):
+        store.add_measurement(measurement(message="x" * 1000))
+except StoreError as error:
+    print(n)
+"""
+    limited = child(code, path)
+    out, _ = limited.communicate(timeout=60)
+    assert int(out) > 0
+    with SqliteStore(path) as store:
+        assert store.winner(query().exact_key) == (winner(), 1)
+        assert len(store.measurements(query().exact_key)) == int(out)
+        assert store.record_winner(winner()) == 2
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        """UPDATE {table} SET plan = '{{"schema":1,"config":{{"cpp.cxx":"/tmp/evil"}}}}'""",
+        "UPDATE {table} SET plan = 'no json'",
+        "UPDATE {table} SET plan = '[]'",
+        "UPDATE {table} SET realised = '[[\"x\"]]'",
+        "UPDATE {table} SET provenance = '{{'",
+        "UPDATE fields SET json = '[]' WHERE kind = 'target'",
+        "UPDATE fields SET json = '{{\"shell\":1}}' WHERE kind = 'policy'",
+        "DELETE FROM fields WHERE kind = 'ambient'",
+    ],
+)
+@pytest.mark.parametrize("table", ["winners", "measurements"])
+def test_a_row_that_does_not_validate_is_as_good_as_absent(path, poison, table, caplog):
+    with SqliteStore(path) as store:
+        store.record_winner(winner())
+        store.add_measurement(measurement())
+    edit(path, poison.format(table=table))
+    with SqliteStore(path, read_only=True) as store:
+        if table == "winners":
+            assert store.winner(query().exact_key) is None
+            assert store.winners() == []
+            assert store.invalid_rows == 2
+        else:
+            assert store.measurements(query().exact_key) == []
+            assert store.invalid_rows == 1
+    assert "does not validate" in caplog.text
+
+
+def test_a_poisoned_row_does_not_hide_the_others(path):
+    with SqliteStore(path) as store:
+        store.record_winner(winner(query("a")))
+        store.record_winner(winner(query("b"), KNOB))
+        store.add_measurement(measurement(plan=NATIVE))
+        store.add_measurement(measurement(plan=KNOB))
+    edit(path, "UPDATE winners SET plan = '' WHERE generation = 1")
+    edit(path, "UPDATE measurements SET plan = '' WHERE id = 1")
+    with SqliteStore(path) as store:
+        assert store.winners() == [(winner(query("b"), KNOB), 2)]
+        assert store.measurements(query().exact_key) == [measurement(plan=KNOB)]
+
+
+@pytest.mark.parametrize("file", sorted(FIXTURES.glob("schema-*.db")), ids=lambda file: file.stem)
+def test_a_store_of_every_released_schema_opens_and_reads(path, file):
+    shutil.copy(file, path)
+    for read_only in (True, False):
+        with SqliteStore(path, read_only=read_only) as store:
+            assert store.counts() == {"graphs": 1, "programs": 1, "measurements": 2, "winners": 2, "generation": 2}
+            assert store.graph(query("a").workload_key) == {"nodes": []}
+            split = measurement(query("a"), SPLIT, realised=GROUPS, provenance={"host": "h"})
+            timeout = measurement(query("a"), KNOB, status="timeout", samples_ms=(), default_samples_ms=())
+            assert store.measurements(query("a").exact_key) == [split, timeout]
+            assert store.winner(query("a").exact_key) == (winner(query("a"), SPLIT, evidence={"processes": 3}), 1)
+            assert store.winner(query("b").exact_key) == (settled(query("b")), 2)
+            (place,) = store.programs_of(query("b").workload_key)
+            assert (place.spec, place.position, place.exact_key) == ("made:up", 1, program().exact_key)
+
+
+def test_there_is_a_fixture_of_the_current_schema():
+    assert (FIXTURES / f"schema-{SCHEMA}.db").exists()
