@@ -68,7 +68,11 @@ class PlanError(TunerError):
 
 
 class PlanNotRealised(PlanError):
-    """The compiler's realised groups differ from those the plan asks for."""
+    """The compiler's realised groups, `groups`, differ from those the plan asks for."""
+
+    def __init__(self, groups: tuple[tuple[str, ...], ...] = ()):
+        super().__init__("the compiler's groups are not those that the plan asks for")
+        self.groups = groups
 
 
 class DuplicateCode(PlanError):

@@ -1,0 +1,95 @@
+"""`tuner sweep`: search and measure, live."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tuner.cli.output import json_option, print_json, settings_for, store_option
+from tuner.errors import SpecError, UsageError, WorkerError
+
+if TYPE_CHECKING:
+    from tuner.search.sweep import Outcome, Sweep
+
+
+@click.command()
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
+@click.option(
+    "--effort", type=click.Choice(["quick", "normal", "full"]), default="normal", show_default=True, help="How much to search."
+)
+@click.option("--trials", type=int, default=None, help="Candidates to compile per workload, at most.  [default: by effort]")
+@click.option("--seconds", type=float, default=None, help="Seconds to screen one workload, at most; the final comes on top.")
+@click.option("--threads", type=int, default=None, help="Tune for this many threads.  [default: torch's own number]")
+@click.option("--memory-limit", type=float, default=None, help="Peak memory allowed, relative to the default's.  [default: 1.02]")
+@click.option("--again", is_flag=True, help="Search also what is settled in the store for this effort.")
+@store_option
+@json_option
+def sweep(
+    specs: tuple[str, ...],
+    effort: str,
+    trials: int | None,
+    seconds: float | None,
+    threads: int | None,
+    memory_limit: float | None,
+    again: bool,
+    store: Path | None,
+    as_json: bool,
+) -> None:
+    """Tune the graphs of each SPEC and store the winners.
+
+    SPEC is file.py:function, which returns a callable and its example inputs, or the key of a stored workload. Ctrl-C keeps what
+    was measured.
+    """
+    for name, value in (("--trials", trials), ("--seconds", seconds), ("--threads", threads), ("--memory-limit", memory_limit)):
+        if value is not None and not value > 0:
+            raise UsageError(f"{name} must be more than 0, not {value:g}")
+    settings = settings_for(store)
+    import torch
+
+    from tuner.cache.sqlite import SqliteStore
+    from tuner.cli.sweep_table import watched
+    from tuner.measurement import Policy
+    from tuner.search.effort import EFFORTS
+    from tuner.search.sweep import plan_sweep, run_sweep
+    from tuner.search.workloads import resolve
+
+    chosen = EFFORTS[effort]
+    chosen = replace(
+        chosen,
+        trials=chosen.trials if trials is None else trials,
+        seconds=chosen.seconds if seconds is None else seconds,
+        memory_limit=chosen.memory_limit if memory_limit is None else memory_limit,
+    )
+    with SqliteStore(settings.store) as opened, ExitStack() as stack:
+        workloads = [
+            workload for spec in specs for workload in resolve(spec, threads=threads, forms=opened.graph, find=opened.find_graphs)
+        ]
+        show = watched(stack, quiet=as_json)
+        plan = plan_sweep(workloads, chosen, show.changed)
+        show.attach(plan)
+        searched_anew = again or trials is not None or seconds is not None or memory_limit is not None
+        try:
+            run_sweep(plan, opened, Policy.for_cpu(torch.get_num_threads()), chosen, again=searched_anew)
+        except KeyboardInterrupt:
+            plan.interrupted = True
+        show.finish()
+    if as_json:
+        print_json({"results": [o.to_json() for o in plan.outcomes], "seconds": round(plan.seconds, 3)})
+    _raise_what_failed(plan)
+
+
+def _raise_what_failed(plan: Sweep) -> None:
+    """The exit code: Ctrl-C, else the first workload that could not be tuned."""
+    if plan.interrupted:
+        measured = sum(outcome.progress.measured for outcome in plan.outcomes)
+        click.echo(f"Interrupted; {measured} measurements are in the store, the next sweep goes on from them", err=True)
+        sys.exit(130)
+    failed: list[Outcome] = [outcome for outcome in plan.outcomes if outcome.error]
+    if failed:
+        errors = WorkerError if failed[0].worker_failed else SpecError
+        raise errors(f"{failed[0].resolved.spec}: {failed[0].error}")

@@ -1,0 +1,146 @@
+"""What a sweep shows: a live table on a terminal, one line for each change of phase elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import Protocol
+
+import click
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tuner.search.progress import Progress
+from tuner.search.sweep import Outcome, Sweep
+
+REFRESH_S = 0.25
+HEADER = ("spec", "phase", "default ms", "best", "plan", "measured", "per min", "dup", "refused", "failed", "left")
+
+
+class Show(Protocol):
+    """attach: the sweep to show. changed: called on every change. finish: the last picture."""
+
+    def attach(self, sweep: Sweep) -> None: ...
+    def changed(self) -> None: ...
+    def finish(self) -> None: ...
+
+
+def watched(stack: ExitStack, quiet: bool) -> Show:
+    """The right `Show` for standard output, ended with `stack`."""
+    if quiet:
+        return Quiet()
+    console = Console()
+    if not console.is_terminal:
+        return Lines()
+    return Tables(stack.enter_context(Live(console=console, refresh_per_second=4, transient=True)), console)
+
+
+class Quiet:
+    def attach(self, sweep: Sweep) -> None: ...
+    def changed(self) -> None: ...
+    def finish(self) -> None: ...
+
+
+class Lines:
+    """One line when a workload enters a phase, and the results at the end."""
+
+    def __init__(self) -> None:
+        self.sweep, self.phases = Sweep(), dict[int, str]()
+
+    def attach(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+
+    def changed(self) -> None:
+        for i, outcome in enumerate(self.sweep.outcomes):
+            phase = outcome.progress.phase
+            if self.phases.get(i, "waiting") != phase:
+                self.phases[i] = phase
+                click.echo(
+                    f"{outcome.resolved.spec} [{outcome.resolved.query.workload_key[:12]}] {phase}: {_state(outcome.progress)}"
+                )
+
+    def finish(self) -> None:
+        for outcome in self.sweep.outcomes:
+            for line in result_lines(outcome):
+                click.echo(line)
+
+
+class Tables:
+    """A table that is drawn anew on every change, then replaced by the results."""
+
+    def __init__(self, live: Live, console: Console):
+        self.live, self.console, self.sweep, self.drawn = live, console, Sweep(), 0.0
+
+    def attach(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self.live.update(_table(sweep))
+
+    def changed(self) -> None:
+        if time.monotonic() - self.drawn > REFRESH_S:
+            self.drawn = time.monotonic()
+            self.live.update(_table(self.sweep))
+
+    def finish(self) -> None:
+        self.live.stop()
+        for outcome in self.sweep.outcomes:
+            for line in result_lines(outcome):
+                self.console.print(Text(line))
+
+
+def _table(sweep: Sweep) -> Group:
+    table = Table(*HEADER, box=box.SIMPLE_HEAD)
+    for outcome in sweep.outcomes:
+        p = outcome.progress
+        left = max(0.0, p.seconds - p.elapsed_s) if p.phase == "screening" else 0.0
+        table.add_row(
+            Text(p.spec, overflow="ellipsis"),
+            p.phase,
+            f"{p.default_ms:.3f}" if p.default_ms is not None else "",
+            f"{p.best:.2f}x" if p.default_ms is not None else "",
+            Text(p.best_plan, overflow="ellipsis", no_wrap=True),
+            f"{p.measured}",
+            f"{_per_minute(p):.0f}" if p.elapsed_s else "",
+            f"{p.duplicates}",
+            _counts(p.refused),
+            _counts(p.failed),
+            f"{left:.0f} s" if p.phase == "screening" else "",
+        )
+    return Group(table)
+
+
+def _per_minute(p: Progress) -> float:
+    return 60 * (p.measured + p.failed.total()) / p.elapsed_s if p.elapsed_s else 0.0
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+
+
+def _state(p: Progress) -> str:
+    if p.default_ms is None:
+        return "started"
+    parts = [f"default {p.default_ms:.3f} ms", f"best {p.best:.2f}x", f"{p.measured} measured", f"{p.duplicates} duplicate"]
+    parts += [text for text in (_counts(p.refused), _counts(p.failed)) if text]
+    return ", ".join(parts)
+
+
+def result_lines(outcome: Outcome) -> list[str]:
+    """The result of one workload for people."""
+    name = f"{outcome.resolved.spec} [{outcome.resolved.query.workload_key[:12]}]"
+    winner, p = outcome.winner, outcome.progress
+    if winner is None:
+        return [f"{name}: {outcome.error or 'not finished'}"]
+    lines = [
+        f"{name}: default {winner.default_ms:.3f} ms, winner {winner.winner_ms:.3f} ms, {winner.speedup:.2f}x "
+        f"({winner.speedup_low:.2f} to {winner.speedup_high:.2f}), {winner.plan.describe()}"
+        + (f" (settled in generation {outcome.generation})" if p.phase == "settled" else "")
+    ]
+    if p.over_memory is not None and p.over_memory[0] > winner.speedup:
+        ratio, memory, plan = p.over_memory
+        lines.append(
+            f"    left out for its peak memory, {memory:.2f} times the default's: {plan}, about {ratio:.2f}x as screened"
+        )
+    return lines

@@ -1,0 +1,127 @@
+"""What decides the generated code besides the graph: target, toolchain, ambient settings."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor.cpp_builder import get_cpp_compiler
+
+from tuner.compilers.inductor.hooks import inductor_config
+from tuner.errors import UnsupportedGraph
+from tuner.plan import PLAN_SCHEMA
+from tuner.target import Target
+
+# Environment variables that change generated code through defaults that Inductor reads at import, where its own config cannot
+# tell them from a default; and those of them that do not.
+CODE_VARIABLES = ("TORCHINDUCTOR_", "INDUCTOR_", "AOT_INDUCTOR_", "ATEN_CPU_CAPABILITY")
+OTHER_VARIABLES = (
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCHINDUCTOR_FX_GRAPH",
+    "TORCHINDUCTOR_AUTOGRAD",
+    "TORCHINDUCTOR_BUNDLED",
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES",
+    "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE",
+    "TORCHINDUCTOR_COMPILE_THREADS",
+    "TORCHINDUCTOR_WORKER",
+    "TORCHINDUCTOR_REDIS",
+    "TORCHINDUCTOR_SAVE_ARGS",
+    "TORCHINDUCTOR_QUIESCE",
+    "INDUCTOR_TEST",
+    "INDUCTOR_WRITE",
+    "INDUCTOR_POST_FUSION_SVG",
+    "INDUCTOR_ORIG_FX_SVG",
+)
+# Settings that say where results are kept or how they are shown, not what they are.
+OTHER_SETTINGS = (
+    "trace",
+    "compile_threads",
+    "worker_",
+    "fx_graph_",
+    "autotune_local_cache",
+    "autotune_remote_cache",
+    "force_disable_caches",
+)
+# Hooks of the user's that our own would have to share.
+SHARED_HOOKS = ("inductor_choices_class", "_pre_fusion_custom_pass", "_post_fusion_custom_pass")
+
+
+@functools.cache
+def cpu_target() -> Target:
+    """The CPU of this process, by the vector instructions that ATen uses."""
+    capability = torch.backends.cpu.get_cpu_capability().lower()
+    arch = platform.machine() + ("" if capability in ("default", "no avx") else f"-{capability}")
+    return Target("cpu", arch, _cpu_model(), os.cpu_count() or 1, _cache_bytes("index2"), _cache_bytes("index3"))
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _cache_bytes(index: str) -> int:
+    try:
+        text = Path(f"/sys/devices/system/cpu/cpu0/cache/{index}/size").read_text().strip()
+        return int(text.rstrip("KM")) * {"K": 2**10, "M": 2**20}.get(text[-1], 1)
+    except (OSError, ValueError):
+        return 0
+
+
+@functools.cache
+def cpu_toolchain() -> Mapping[str, Any]:
+    """Versions that decide what a CPU runs. Raises what Inductor raises where there is no C++ compiler."""
+    version = subprocess.run([get_cpp_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    return {"torch": torch.__version__, "compiler": version.partition("\n")[0], "plan_schema": PLAN_SCHEMA}
+
+
+def ambient() -> dict[str, Any]:
+    """Settings of this process and thread that change generated code. Raises UnsupportedGraph for one that cannot be named."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(CODE_VARIABLES) and not name.startswith(OTHER_VARIABLES)
+    }
+    return {
+        "threads": torch.get_num_threads(),
+        "inductor": changed_settings(),
+        "environment": environment,
+        "deterministic": torch.are_deterministic_algorithms_enabled() or None,
+        "matmul_precision": None if (precision := torch.get_float32_matmul_precision()) == "highest" else precision,
+    }
+
+
+def changed_settings() -> dict[str, Any]:
+    """Inductor settings that differ from their defaults, as JSON values."""
+    changed: dict[str, Any] = {}
+    for name, entry in inductor_config._config.items():
+        if entry.alias is not None or name.startswith(OTHER_SETTINGS) or name.startswith("_cache"):
+            continue
+        value = getattr(inductor_config, name)
+        if value == entry.default:
+            continue
+        if name in SHARED_HOOKS:
+            raise UnsupportedGraph("user_hooks", f"torch._inductor.config.{name} is set by the user")
+        changed[name] = _as_json(name, value)
+    return changed
+
+
+def _as_json(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+        return [_as_json(name, item) for item in items]
+    if isinstance(value, dict):
+        return {str(key): _as_json(name, item) for key, item in value.items()}
+    if callable(uuid := getattr(value, "uuid", None)) and (known := uuid()) is not None:
+        return {"uuid": str(known)}
+    raise UnsupportedGraph("user_hooks", f"torch._inductor.config.{name} is set to something that has no uuid()")

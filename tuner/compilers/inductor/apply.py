@@ -1,0 +1,173 @@
+"""Compile one graph under a plan. The only legality check there is: what the compiler does not make was not legal."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from tuner.compilers.inductor.hooks import (
+    CustomSchedulerPass,
+    GraphLowering,
+    InductorChoices,
+    V,
+    compile_fx_inner,
+    compiler_config,
+    inductor_config,
+)
+from tuner.compilers.inductor.leaves import local_ids, realised_groups
+from tuner.errors import DuplicateCode, PlanNotRealised
+from tuner.plan import Groups, Plan
+
+# Changes when the way plans are applied changes: it is in the compile caches' key.
+APPLY_VERSION = 1
+
+
+@dataclass
+class Realised:
+    """What came out of one compilation; filled while it runs, left empty where a compile cache answered."""
+
+    ids: dict[str, str]
+    groups: Groups | None = None
+    code_key: str | None = None
+
+
+class ReadBack(CustomSchedulerPass):  # type: ignore[misc]
+    """Names the leaves before fusion and reads the partition after it; with `expected`, refuses another partition.
+
+    Raising here costs a lowering, but no C++ compilation. In the compile caches' key by its uuid alone.
+    """
+
+    def __init__(self, realised: Realised, expected: Groups | None, uuid: str, after: bool):
+        self.realised, self.expected, self.after, self._uuid = realised, expected, after, uuid
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        if not self.after:
+            self.realised.ids.update(local_ids(nodes, V.graph.graph))
+            return nodes
+        self.realised.groups = realised_groups(nodes, self.realised.ids)
+        if self.expected is not None and self.realised.groups != self.expected:
+            raise PlanNotRealised(self.realised.groups)
+        return nodes
+
+    def uuid(self) -> str:
+        return self._uuid
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        # Inductor pickles this setting into its cache key: let the uuid stand for the object.
+        return str, (self._uuid,)
+
+
+class ForcedGroups(InductorChoices):  # type: ignore[misc]
+    """Fuses two nodes only if all their leaves lie in one wanted group; the compiler's own legality checks stay."""
+
+    def __init__(self, groups: Groups, realised: Realised, uuid: str):
+        self.group_of = {leaf: i for i, group in enumerate(groups) for leaf in group}
+        self.realised, self._uuid = realised, uuid
+
+    def uuid(self) -> str:
+        return self._uuid
+
+    def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+        leaves = [self.realised.ids.get(leaf.get_name()) for node in (node1, node2) for leaf in node.get_nodes()]
+        wanted = {self.group_of.get(leaf, -1) if leaf is not None else -1 for leaf in leaves}
+        return len(wanted) == 1 and -1 not in wanted
+
+    def can_fuse_horizontal(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def applied(plan: Plan, realised: Realised, expected: Groups | None = None, cache_tag: str = "") -> Iterator[None]:
+    """Inductor as `plan` wants it, within the context and this thread.
+
+    Three things go together, for each alone leaves a stale or a poisoned compile cache behind: the choices handler is set both as
+    the thread's handler and as the configured class, and everything that the plan changes is in the caches' key, by the uuid of
+    the passes and by `cache_tag`. Native ops are not this function's business: they are decided before the graph is made.
+    """
+    uuid = f"tuner-{APPLY_VERSION}-{plan.key}-{hashlib.sha256(repr(expected).encode()).hexdigest()[:16]}"
+    config: dict[str, Any] = {
+        **dict(plan.config),
+        "_pre_fusion_custom_pass": ReadBack(realised, expected, uuid, after=False),
+        "_post_fusion_custom_pass": ReadBack(realised, expected, uuid, after=True),
+    }
+    with contextlib.ExitStack() as stack:
+        if cache_tag:
+            stack.enter_context(compiler_config.patch(cache_key_tag=cache_tag))
+        if plan.groups is not None:
+            choices = ForcedGroups(plan.groups, realised, uuid)
+            config["inductor_choices_class"] = lambda: choices
+            stack.enter_context(V.set_choices_handler(choices))
+        stack.enter_context(inductor_config.patch(config))
+        yield
+
+
+_AOT_ID = re.compile(r"^# AOT ID: .*$", re.MULTILINE)
+
+
+def code_key_of(code: str) -> str:
+    """sha256 of generated code without the line that numbers the graphs of a process."""
+    return hashlib.sha256(_AOT_ID.sub("", code).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def code_read(realised: Realised, seen: Callable[[Groups | None, str], bool]) -> Iterator[None]:
+    """Reads the generated code's hash; raises DuplicateCode before any of it is compiled where `seen` says so."""
+    before = GraphLowering.save_output_code
+
+    def read(code: str) -> None:
+        if before is not None:
+            before(code)
+        realised.code_key = code_key_of(code)
+        if seen(realised.groups, realised.code_key):
+            raise DuplicateCode(realised.code_key)
+
+    GraphLowering.save_output_code = staticmethod(read)
+    try:
+        yield
+    finally:
+        GraphLowering.save_output_code = before
+
+
+def compile_candidate(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    plan: Plan,
+    *,
+    expected: Groups | None = None,
+    seen_codes: Iterable[str] = (),
+    **kwargs: Any,
+) -> tuple[Callable[[list[Any]], Any], Realised]:
+    """Compiles a post-AOTAutograd graph under `plan`, without compile caches, and says what came out.
+
+    The graph must already hold the native ops that the plan keeps. The callable takes a list of inputs, which it empties.
+    Raises DuplicateCode (before the C++ compiler runs) for code in `seen_codes`, PlanNotRealised where the groups are not the
+    `expected` ones, and whatever the compiler raises.
+    """
+    realised, known = Realised({}), frozenset(seen_codes)
+    with (
+        inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+        applied(plan, realised, expected),
+        code_read(realised, lambda _, code_key: code_key in known),
+    ):
+        try:
+            return compile_fx_inner(gm, inputs, **kwargs), realised
+        except Exception as error:
+            if own := own_error(error):
+                raise own from None
+            raise
+
+
+def own_error(error: BaseException | None) -> DuplicateCode | PlanNotRealised | None:
+    """The error of ours that the compiler wrapped, if it did."""
+    while error is not None:
+        if isinstance(error, DuplicateCode | PlanNotRealised):
+            return error
+        inner = getattr(error, "inner_exception", None)
+        error = inner if inner is not None else error.__cause__ or error.__context__
+    return None

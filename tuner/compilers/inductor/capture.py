@@ -1,0 +1,130 @@
+"""Run a callable once and keep the graphs that Inductor would be given, with the ranges of their inputs. Compiles no C++."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from tuner.compilers.inductor.decompose import native_table
+from tuner.compilers.inductor.hooks import compile_fx, dynamo_config, functorch_config, inductor_config
+from tuner.compilers.inductor.program import is_training, program_key
+from tuner.errors import SpecError, UnsupportedGraph
+from tuner.search_spaces.native import NATIVE_OPS
+from tuner.workload.fx import from_fx, seen_range
+from tuner.workload.graph import Graph, InputRange
+
+
+@dataclass
+class Program:
+    """A captured program: its key, and its graphs in the order in which they were compiled."""
+
+    key: str
+    graphs: list[Graph] = field(default_factory=list)
+
+
+class _Stop(Exception):
+    """Ends a trace of which only the graph is wanted."""
+
+
+def _native_form(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Graph | None:
+    """The inference graph with all declared op kinds undecomposed; None if it holds none of them."""
+    found: list[Graph] = []
+
+    def record(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
+        found.append(from_fx(made, static_inputs=kwargs.get("static_input_idxs", ())))
+        raise _Stop
+
+    try:
+        compile_fx(copy.deepcopy(gm), example_inputs, inner_compile=record, decompositions=native_table())
+    except Exception as error:
+        if not _caused_by_stop(error):
+            raise
+    return found[0] if found and NATIVE_OPS.intersection(found[0].calls) else None
+
+
+def _caused_by_stop(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, _Stop) or isinstance(getattr(error, "inner_exception", None), _Stop):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _recorder(programs: list[Program]) -> Callable[..., Any]:
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        if is_training(example_inputs):
+            raise UnsupportedGraph("training", "training graphs are not supported yet: run the model under torch.no_grad()")
+        program = Program(program_key(gm, example_inputs))
+        programs.append(program)
+        native = _native_form(gm, example_inputs)
+
+        def record(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
+            place = len(program.graphs)
+            graph = replace(from_fx(made, static_inputs=kwargs.get("static_input_idxs", ())), native_form=native)
+            program.graphs.append(graph)
+
+            def run(inputs: list[Any]) -> Any:
+                seen = tuple(seen_range(value) for value in inputs)
+                program.graphs[place] = with_ranges(program.graphs[place], seen)
+                outputs = made.forward(*inputs)
+                inputs.clear()
+                return outputs
+
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
+
+        return compile_fx(gm, example_inputs, inner_compile=record)
+
+    return backend
+
+
+def with_ranges(graph: Graph, ranges: tuple[InputRange, ...]) -> Graph:
+    """`graph` and its native form with these input ranges."""
+    native = None if graph.native_form is None else replace(graph.native_form, ranges=ranges)
+    return replace(graph, ranges=ranges, native_form=native)
+
+
+def capture(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Program]:
+    """The programs, in order, that `torch.compile(function)` makes for `inputs`; the function runs once, without gradients.
+
+    Raises UnsupportedGraph, naming the node, for a graph that cannot be stored, SpecError for what Dynamo cannot compile.
+    """
+    programs: list[Program] = []
+    torch._dynamo.reset()
+    with (
+        functorch_config.patch(enable_autograd_cache=False),
+        inductor_config.patch(fx_graph_cache=False),
+        # Else Dynamo would break the graph there and specialise on the size that came out.
+        dynamo_config.patch(capture_dynamic_output_shape_ops=True),
+        contextlib.nullcontext() if torch.is_inference_mode_enabled() else torch.no_grad(),
+    ):
+        try:
+            torch.compile(function, backend=_recorder(programs), dynamic=False)(*inputs)
+        except UnsupportedGraph:
+            raise
+        except Exception as error:
+            raise _capture_error(error) from error
+    torch._dynamo.reset()
+    graphs = [graph for program in programs for graph in program.graphs]
+    if not graphs:
+        raise SpecError("nothing to tune: torch.compile made no graph of it")
+    return programs
+
+
+def _capture_error(error: Exception) -> SpecError:
+    """The error a user should read: ours if the compiler wrapped it, else its first line."""
+    cause: BaseException | None = error
+    while cause is not None:
+        inner = getattr(cause, "inner_exception", None)
+        for candidate in (cause, inner):
+            if isinstance(candidate, UnsupportedGraph):
+                return candidate
+        cause = inner if inner is not None else cause.__cause__ or cause.__context__
+    line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return SpecError(f"torch.compile cannot capture it: {type(error).__name__}: {line}")

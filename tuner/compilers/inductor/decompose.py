@@ -1,0 +1,45 @@
+"""Which ops are decomposed: a table without the ops that may stay native, and decomposing a graph late."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tuner.compilers.inductor.hooks import select_decomp_table
+from tuner.search_spaces.native import NATIVE_OPS
+
+Table = dict[Any, Callable[..., Any]]
+
+
+def table_without(ops: Iterable[str]) -> Table:
+    """Inductor's decomposition table but for `ops`, named as "aten.gelu.default"."""
+    kept = frozenset(ops)
+    return {op: decomposition for op, decomposition in select_decomp_table().items() if str(op) not in kept}
+
+
+def native_table() -> Table:
+    """The table that leaves every op undecomposed that a plan may keep native."""
+    return table_without(NATIVE_OPS)
+
+
+def late_decompose(gm: fx.GraphModule, keep: Iterable[str], inputs: Iterable[Any] | None = None) -> fx.GraphModule:
+    """`gm`, traced with `native_table`, decomposed but for the ops in `keep`.
+
+    With nothing kept this is, op by op, the inference graph that the default makes, so its key is the graph's key. inputs: fake
+    tensors; by default the metadata of the placeholders. The output node's metadata is carried over.
+    """
+    values = list(inputs) if inputs is not None else [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    fake_mode = torch._guards.detect_fake_mode(values)
+    with fake_mode or contextlib.nullcontext():
+        made = make_fx(lambda *args: fx.Interpreter(gm).run(*args), decomposition_table=table_without(keep))(*values)
+    (old,), (new,) = gm.graph.find_nodes(op="output"), made.graph.find_nodes(op="output")
+    new.meta.update({name: value for name, value in old.meta.items() if name != "val"})
+    if not isinstance(new.args[0], list | tuple):
+        new.args = ((new.args[0],),)
+    made.recompile()
+    return made

@@ -1,0 +1,68 @@
+"""What the back end did in this process: for tests, for the demo, for a user who wonders."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.plan import Groups
+
+
+@dataclass(frozen=True)
+class Served:
+    """One compiled graph. realised: groups read back; None where a compile cache answered, or nothing of ours was applied.
+
+    outcome: "served" (a plan was applied), "default" (the default was the answer) or "fallback" (a plan could not be applied;
+    `reason` says why, and the default was compiled).
+    """
+
+    program_key: str
+    workload_key: str
+    tier: str
+    winner: str
+    generation: int
+    outcome: str
+    reason: str
+    source: str
+    realised: Groups | None = None
+    expected: Groups | None = None
+
+
+_lock = threading.Lock()
+_served: list[Served] = []
+_counts: Counter[str] = Counter()
+
+
+def record(served: Served) -> None:
+    with _lock:
+        _served.append(served)
+        _counts[served.outcome] += 1
+
+
+def count_program() -> None:
+    with _lock:
+        _counts["program"] += 1
+
+
+def count(reason: str) -> None:
+    """Counts a program or graph that was compiled by default, by a short reason."""
+    with _lock:
+        _counts[f"default: {reason}"] += 1
+
+
+def report() -> dict[str, Any]:
+    """`served`: a list of `Served`, one for each graph that this process compiled through the back end; `counts`: by outcome.
+
+    A program that a compile cache answered whole appears in `counts` only, as "program".
+    """
+    with _lock:
+        return {"served": list(_served), "counts": dict(_counts)}
+
+
+def reset_report() -> None:
+    """Forgets what was reported so far."""
+    with _lock:
+        _served.clear()
+        _counts.clear()

@@ -1,0 +1,51 @@
+"""Every name of Inductor that is used here, in one place, so that a torch in which one is missing is noticed at once.
+
+Read in torch 2.13.0: torch/_inductor/compile_fx.py, scheduler.py, choices.py, graph.py, custom_graph_pass.py.
+"""
+
+from __future__ import annotations
+
+import torch._dynamo.config as dynamo_config
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+import torch.compiler.config as compiler_config
+from torch._inductor.choices import InductorChoices
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+
+try:
+    from torch._inductor.custom_graph_pass import CustomSchedulerPass
+except ImportError:  # torch < 2.13: a plain callable there, and the compile caches are bypassed
+    CustomSchedulerPass = object  # type: ignore[assignment, misc]
+
+__all__ = [
+    "CustomSchedulerPass",
+    "GraphLowering",
+    "InductorChoices",
+    "V",
+    "compile_fx",
+    "compile_fx_inner",
+    "compiler_config",
+    "dynamo_config",
+    "functorch_config",
+    "inductor_config",
+    "missing_hooks",
+    "select_decomp_table",
+]
+
+
+def missing_hooks() -> list[str]:
+    """Hooks that plans need and this torch lacks; where there is one, everything compiles by default."""
+    found = {
+        "torch._inductor.custom_graph_pass.CustomSchedulerPass": CustomSchedulerPass is not object,
+        "InductorChoices.can_fuse": hasattr(InductorChoices, "can_fuse"),
+        "InductorChoices.can_fuse_horizontal": hasattr(InductorChoices, "can_fuse_horizontal"),
+        "GraphLowering.save_output_code": hasattr(GraphLowering, "save_output_code"),
+        "config.inductor_choices_class": hasattr(inductor_config, "inductor_choices_class"),
+        "config._pre_fusion_custom_pass": hasattr(inductor_config, "_pre_fusion_custom_pass"),
+        "config._post_fusion_custom_pass": hasattr(inductor_config, "_post_fusion_custom_pass"),
+        "torch.compiler.config.cache_key_tag": hasattr(compiler_config, "cache_key_tag"),
+    }
+    return [name for name, there in found.items() if not there]

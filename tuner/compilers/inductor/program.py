@@ -1,0 +1,71 @@
+"""The program: the graph that a backend is given, before AOTAutograd, and its key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tuner.canonical import digest
+from tuner.errors import UnsupportedGraph
+from tuner.workload.fx import encode, tensor_meta
+
+
+def program_key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
+    """Key of a Dynamo graph under this thread's gradient and autocast modes. Raises UnsupportedGraph for what cannot be keyed.
+
+    Unlike a graph key it keeps the order of the statements: a program only says where its graphs are found.
+    """
+    index = {node: i for i, node in enumerate(gm.graph.nodes)}
+    rows = [[node.op, _target(gm, node), _encode(node.args, index, node), _encode(node.kwargs, index, node)] for node in index]
+    inputs = [tensor_meta(value) if isinstance(value, torch.Tensor) else _number(value) for value in example_inputs]
+    modes = {
+        "training": is_training(example_inputs),
+        "autocast": str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None,
+        "default_dtype": str(torch.get_default_dtype()),
+    }
+    return digest("program", {"rows": rows, "inputs": inputs, "modes": modes})
+
+
+def is_training(example_inputs: Sequence[Any]) -> bool:
+    """Whether AOTAutograd will make a forward and a backward graph of it."""
+    return torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool | int | float):
+        return value
+    raise UnsupportedGraph("symbolic_sizes", f"an input of the program is a {type(value).__name__}")
+
+
+def _target(gm: fx.GraphModule, node: fx.Node) -> Any:
+    if node.op in ("placeholder", "output"):
+        return ""
+    if node.op == "call_method":
+        return node.target
+    if node.op == "get_attr":
+        value: Any = gm
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            raise UnsupportedGraph("nested_graph", f"node {node} is a {type(value).__name__}")
+        return [tensor_meta(value), value.item() if value.numel() == 1 else None]
+    if node.op == "call_function" and (
+        name := getattr(node.target, "__qualname__", None) or getattr(node.target, "__name__", None)
+    ):
+        return f"{getattr(node.target, '__module__', '')}.{name}"
+    raise UnsupportedGraph("unsupported_node", f"node {node} calls {node.target}")
+
+
+def _encode(value: Any, index: dict[fx.Node, int], node: fx.Node) -> Any:
+    if isinstance(value, list | tuple):
+        return [_encode(item, index, node) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _encode(item, index, node) for key, item in value.items()}
+    if isinstance(value, slice):
+        return {"slice": [_encode(part, index, node) for part in (value.start, value.stop, value.step)]}
+    if value is Ellipsis:
+        return {"slice": "..."}
+    return encode(value, index, node)

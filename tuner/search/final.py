@@ -1,0 +1,159 @@
+"""The final: the best few against the default on fresh data, in fresh processes; and what it concludes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Literal
+
+from tuner.errors import WorkerError
+from tuner.measure.statistics import MIN_SPEEDUP, Speedup, speedup_of
+from tuner.measurement import Measurement, Policy, Winner
+from tuner.plan import Groups, Plan
+from tuner.search.effort import Effort
+from tuner.search.provenance import provenance
+from tuner.search.screen import DEFAULT, Bench, Finalist, Screening, Trials, measured
+from tuner.search_spaces.space import SPACE_VERSION, Candidate
+
+
+@dataclass
+class Evidence:
+    """Final measurements of one workload, by candidate key; one per process that got through."""
+
+    screening: Screening
+    measurements: dict[str, list[Measurement]] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+
+
+def run_finals(
+    screenings: Sequence[Screening], store: Trials, policy: Policy, effort: Effort, watch: Callable[[Screening, int], None]
+) -> dict[str, Evidence]:
+    """Measures the finalists of all workloads in `effort.processes` fresh processes, which all workloads share.
+
+    Each measurement is stored when it ends. watch: called before each workload in each process. By exact-match key.
+    """
+    evidence = {s.resolved.query.exact_key: Evidence(s) for s in screenings if s.finalists}
+    if not evidence:
+        return {}
+    for process in range(effort.processes):
+        with Bench(policy) as bench:
+            for item in evidence.values():
+                watch(item.screening, process)
+                for measurement in _one_process(bench, item, effort, process):
+                    store.add_measurement(measurement)
+                    if measurement.status == "ok":
+                        item.measurements.setdefault(measurement.plan.key, []).append(measurement)
+                    else:
+                        item.failed.add(measurement.plan.key)
+    return evidence
+
+
+def _one_process(bench: Bench, item: Evidence, effort: Effort, process: int) -> Iterator[Measurement]:
+    """One measurement for each finalist of one workload, with samples or with the reason for none."""
+    resolved, running, verdicts = item.screening.resolved, list[Finalist](), {}
+    try:
+        bench.open(resolved.graph.to_json())
+    except WorkerError as error:
+        for finalist in item.screening.finalists:
+            yield measured(bench, resolved, finalist.candidate, "final", "crash", {}, {}, str(error))
+        return
+    for finalist in item.screening.finalists:
+        plan = finalist.candidate.plan
+        if plan.key in item.failed:
+            continue
+        try:
+            verdict = bench.try_plan(plan, finalist.screened.realised, [])
+        except WorkerError as error:
+            yield measured(bench, resolved, finalist.candidate, "final", "crash", {}, {}, str(error))
+            continue
+        if verdict["status"] == "not_realised":
+            verdict["status"] = "compile_error"
+        if verdict["status"] != "ok":
+            yield measured(bench, resolved, finalist.candidate, "final", verdict["status"], verdict, {})
+            continue
+        running.append(finalist)
+        verdicts[plan.key] = verdict
+    running = [finalist for finalist in running if finalist.candidate.plan.key in bench.live]
+    if not running:
+        return
+    plans = [finalist.candidate.plan for finalist in running]
+    try:
+        times = bench.time(plans, effort.final_samples, seed=process)
+    except WorkerError as error:
+        for finalist in running:
+            yield measured(bench, resolved, finalist.candidate, "final", "crash", {}, {}, str(error))
+        return
+    for finalist in running:
+        verdict = verdicts[finalist.candidate.plan.key]
+        yield measured(bench, resolved, finalist.candidate, "final", "ok", verdict, times)
+
+
+def conclude(screening: Screening, evidence: Evidence | None, policy: Policy, effort: Effort) -> Winner:
+    """The winner by promise 1: the finalist whose lower bound is highest, if that exceeds 1.01; else the default, settled."""
+    confirmed: list[tuple[Speedup, Candidate, list[Measurement]]] = []
+    for finalist in screening.finalists:
+        rows = evidence.measurements.get(finalist.candidate.plan.key, []) if evidence else []
+        if len(rows) < effort.processes:
+            continue
+        speedup = speedup_of([(row.default_samples_ms, row.samples_ms) for row in rows])
+        if speedup.low > MIN_SPEEDUP and all(within_memory(row, effort.memory_limit) for row in rows):
+            confirmed.append((speedup, finalist.candidate, rows))
+    if confirmed:
+        speedup, candidate, rows = max(confirmed, key=lambda found: found[0].low)
+        realised = rows[0].realised
+        samples = {
+            "default_ms": median(ms for row in rows for ms in row.default_samples_ms),
+            "winner_ms": median(ms for row in rows for ms in row.samples_ms),
+        }
+        plan_winner = _winner(screening, "plan", candidate.plan, realised, speedup, policy, effort, samples)
+        return replace(plan_winner, evidence={**plan_winner.evidence, **_evidence(rows)})
+    finals = [row for rows in (evidence.measurements.values() if evidence else ()) for row in rows]
+    default_ms = median(ms for row in finals for ms in row.default_samples_ms) if finals else screening.default_ms
+    samples = {"default_ms": default_ms, "winner_ms": default_ms}
+    return _winner(screening, "default", DEFAULT, screening.default_groups, Speedup(1.0, 1.0, 1.0), policy, effort, samples)
+
+
+def within_memory(measurement: Measurement, limit: float) -> bool:
+    return (measurement.peak_bytes or 0) <= limit * (measurement.default_peak_bytes or 0)
+
+
+def _winner(
+    screening: Screening,
+    kind: Literal["plan", "default"],
+    plan: Plan,
+    groups: Groups | None,
+    speedup: Speedup,
+    policy: Policy,
+    effort: Effort,
+    samples_ms: dict[str, float],
+) -> Winner:
+    resolved = screening.resolved
+    return Winner(
+        query=resolved.query,
+        kind=kind,
+        plan=plan,
+        groups=groups,
+        default_ms=samples_ms["default_ms"],
+        winner_ms=samples_ms["winner_ms"],
+        speedup=speedup.value,
+        speedup_low=speedup.low,
+        speedup_high=speedup.high,
+        policy=policy,
+        effort=effort.name,
+        space_version=SPACE_VERSION,
+        program_key=None if resolved.program_query is None else resolved.program_query.workload_key,
+        evidence={"finalists": [finalist.candidate.plan.describe() for finalist in screening.finalists]},
+        provenance=provenance(),
+    )
+
+
+def _evidence(rows: Sequence[Measurement]) -> dict[str, object]:
+    return {
+        "processes": len(rows),
+        "samples_per_process": len(rows[0].samples_ms),
+        "speedup_by_process": [median(row.default_samples_ms) / median(row.samples_ms) for row in rows],
+        "error": max(row.error or 0.0 for row in rows),
+        "peak_bytes": max(row.peak_bytes or 0 for row in rows),
+        "default_peak_bytes": max(row.default_peak_bytes or 0 for row in rows),
+    }

@@ -1,0 +1,295 @@
+"""Screening of one workload: propose, compile, check, time with few samples, race the best; the final is elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from tuner.errors import UnsupportedGraph, WorkerDied, WorkerError, WorkerTimeout
+from tuner.measure.statistics import median_ratio
+from tuner.measurement import Measurement, Policy, Stage, Status
+from tuner.plan import Groups, Plan, canonical_groups
+from tuner.search.effort import Effort
+from tuner.search.progress import Progress
+from tuner.search.provenance import provenance
+from tuner.search.workloads import Resolved
+from tuner.search_spaces.native import NATIVE_OPS
+from tuner.search_spaces.space import Candidate, candidates
+from tuner.workers.process import START_S, Worker
+
+COMPILE_S = 300.0
+# Floor and factor of the time allowed for timing: the default's own time for all samples, many times over.
+TIMING_FLOOR_S, TIMING_FACTOR = 20.0, 50.0
+SEED = 20260
+DEFAULT = Plan()
+
+
+class Trials(Protocol):
+    """The part of a store that screening needs."""
+
+    def add_measurement(self, m: Measurement) -> int: ...
+    def measurements(self, exact_key: str, stage: Stage | None = None, policy_key: str | None = None) -> list[Measurement]: ...
+
+
+class Bench:
+    """A worker that holds one open graph; a dead one is replaced, and the graph opened again."""
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+        self._worker: Worker | None = None
+        self._graph: dict[str, Any] | None = None
+        self.live: set[str] = set()
+        self.default: dict[str, Any] = {}
+
+    @property
+    def process(self) -> str:
+        return self._worker.name if self._worker else ""
+
+    def open(self, graph: dict[str, Any]) -> dict[str, Any]:
+        """Compiles, checks and times the default. Raises UnsupportedGraph, WorkerError."""
+        self._graph, self.live = graph, {DEFAULT.key}
+        if self._worker is None:
+            self._worker = Worker(self.policy.threads)
+        try:
+            request = {"graph": graph, "seed": SEED, "clock": self.policy.clock}
+            self.default = self._worker.ask(START_S + COMPILE_S, do="open", **request)
+        except (WorkerTimeout, WorkerDied):
+            self.close()
+            raise
+        return self.default
+
+    def ask(self, timeout_s: float, **request: Any) -> Any:
+        """As Worker.ask; after a death the next call starts over with the same graph, and only the default live."""
+        if self._worker is None:
+            assert self._graph is not None
+            self.open(self._graph)
+        assert self._worker is not None
+        try:
+            return self._worker.ask(timeout_s, **request)
+        except (WorkerTimeout, WorkerDied):
+            self.close()
+            raise
+
+    def try_plan(self, plan: Plan, expected: Groups | None, seen_codes: list[str]) -> dict[str, Any]:
+        verdict = self.ask(COMPILE_S, do="try", plan=plan.to_json(), expected=expected, seen_codes=seen_codes)
+        if verdict["status"] == "ok":
+            self.live.add(plan.key)
+        return verdict
+
+    def time(self, plans: list[Plan], samples: int, seed: int = SEED) -> dict[str, list[float]]:
+        """Interleaved samples by plan key, the default's among them."""
+        calls = (samples + 1) * self.default["repetitions"] * (len(plans) + 1)
+        limit_s = TIMING_FLOOR_S + TIMING_FACTOR * calls * self.default["default_ms"] / 1e3
+        return self.ask(limit_s, do="time", keys=[plan.key for plan in plans], samples=samples, seed=seed)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.__exit__(None, None, None)
+            self._worker = None
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass
+class Finalist:
+    """A candidate that screening puts forward, with its measurement; ratio: its speed-up there, or in the race."""
+
+    candidate: Candidate
+    screened: Measurement
+    ratio: float
+
+
+@dataclass
+class Screening:
+    """What screening of one workload found. default_ms: median time of the default, milliseconds."""
+
+    resolved: Resolved
+    default_ms: float = 0.0
+    default_groups: Groups = ()
+    finalists: list[Finalist] = field(default_factory=list)
+    error: str | None = None
+
+
+def screen(bench: Bench, resolved: Resolved, store: Trials, effort: Effort, progress: Progress) -> Screening:
+    """Tries candidates until the space, the trials or the seconds are used up.
+
+    Each trial is stored when it ends. Candidates that the store has a verdict on are not compiled again. Raises UnsupportedGraph,
+    or WorkerError where the default itself fails.
+    """
+    progress.enter("screening")
+    started = time.monotonic()
+    default = bench.open(resolved.graph.to_json())
+    if default["realised"] is None:
+        raise UnsupportedGraph("nothing_to_fuse", f"{resolved.spec}: the compiler generates no kernels for this graph")
+    run = _Run(bench, resolved, store, effort, progress)
+    result = Screening(resolved, default["default_ms"], canonical_groups(default["realised"]))
+    progress.default_ms = result.default_ms
+    native = resolved.graph.native_form
+    kinds = NATIVE_OPS.intersection(native.calls) if native is not None else frozenset()
+    queue = deque(candidates(result.default_groups, kinds))
+    run.seen_codes, run.seen_groups = {default["code_key"]}, {result.default_groups}
+    while queue and run.trials < effort.trials and time.monotonic() - started < effort.seconds:
+        reached = run.trial(queue.popleft())
+        if reached is not None:
+            queue.appendleft(reached)
+        progress.notify()
+    if run.default_samples:
+        result.default_ms = sorted(run.default_samples)[len(run.default_samples) // 2]
+    progress.enter("race")
+    result.finalists = list(run.race())
+    progress.spent_s = time.monotonic() - started
+    return result
+
+
+class _Run:
+    """The state of one screening."""
+
+    def __init__(self, bench: Bench, resolved: Resolved, store: Trials, effort: Effort, progress: Progress):
+        self.bench, self.resolved, self.store, self.effort, self.progress = bench, resolved, store, effort, progress
+        known = store.measurements(resolved.query.exact_key, "screen", bench.policy.key)
+        self.known = {measurement.plan.key: measurement for measurement in known if measurement.status != "busy"}
+        self.seen_codes: set[str] = set()
+        self.seen_groups: set[Groups] = set()
+        self.passed: list[Finalist] = []
+        self.default_samples: list[float] = []
+        self.trials = 0
+
+    def trial(self, candidate: Candidate) -> Candidate | None:
+        """Tries one candidate. The answer, if any, is the grouping that the compiler made instead, to be tried next."""
+        plan = candidate.plan
+        if plan.groups is not None and not plan.config and not plan.native:
+            if plan.groups in self.seen_groups:
+                self.progress.duplicates += 1
+                return None
+            self.seen_groups.add(plan.groups)
+        if known := self.known.get(plan.key):
+            self._count(candidate, known)
+            return None
+        try:
+            verdict = self.bench.try_plan(plan, plan.groups, sorted(self.seen_codes))
+        except WorkerTimeout as error:
+            self.trials += 1
+            self._keep(candidate, "timeout", message=str(error))
+            return None
+        except WorkerError as error:
+            self.trials += 1
+            self._keep(candidate, "crash", message=str(error))
+            return None
+        if verdict["status"] == "duplicate":
+            self.progress.duplicates += 1
+            return None
+        if verdict["status"] == "not_realised":
+            self.progress.refused["unreachable grouping"] += 1
+            groups = canonical_groups(verdict["realised"])
+            return None if groups in self.seen_groups else Candidate(candidate.label, Plan(groups=groups))
+        self.trials += 1
+        if verdict["status"] != "ok":
+            self._keep(candidate, verdict["status"], verdict)
+            return None
+        try:
+            times = self.bench.time([plan], self.effort.screen_samples)
+        except WorkerError as error:
+            self._keep(candidate, "timeout" if isinstance(error, WorkerTimeout) else "crash", verdict, message=str(error))
+            return None
+        self._keep(candidate, "ok", verdict, times)
+        return None
+
+    def _keep(
+        self,
+        candidate: Candidate,
+        status: Status,
+        verdict: dict[str, Any] | None = None,
+        times: dict[str, list[float]] | None = None,
+        message: str = "",
+    ) -> None:
+        measurement = measured(self.bench, self.resolved, candidate, "screen", status, verdict or {}, times or {}, message)
+        self.store.add_measurement(measurement)
+        self._count(candidate, measurement)
+
+    def _count(self, candidate: Candidate, measurement: Measurement) -> None:
+        progress = self.progress
+        if measurement.code_key:
+            self.seen_codes.add(measurement.code_key)
+        if measurement.status != "ok":
+            progress.failed[measurement.status] += 1
+            return
+        progress.measured += 1
+        self.default_samples += measurement.default_samples_ms
+        ratio = median_ratio(measurement.default_samples_ms, measurement.samples_ms)
+        memory = (measurement.peak_bytes or 0) / max(measurement.default_peak_bytes or 0, 1)
+        if memory > self.effort.memory_limit:
+            if ratio > (progress.over_memory[0] if progress.over_memory else 1.0):
+                progress.over_memory = (ratio, memory, candidate.plan.describe())
+            return
+        self.passed.append(Finalist(candidate, measurement, ratio))
+        if ratio > progress.best:
+            progress.best, progress.best_plan = ratio, candidate.plan.describe()
+
+    def race(self) -> Iterator[Finalist]:
+        """The best few, compared with each other and the default in one interleaved run; those that stay ahead, best first."""
+        racers = sorted((f for f in self.passed if f.ratio > 1.0), key=lambda f: -f.ratio)[: self.effort.racers]
+        for racer in racers:
+            plan = racer.candidate.plan
+            if plan.key not in self.bench.live:
+                try:
+                    self.bench.try_plan(plan, racer.screened.realised, [])
+                except WorkerError:
+                    continue
+        racers = [racer for racer in racers if racer.candidate.plan.key in self.bench.live]
+        if not racers:
+            return
+        try:
+            times = self.bench.time([r.candidate.plan for r in racers], self.effort.race_samples, SEED + 1)
+        except WorkerError:
+            return
+        for racer in racers:
+            key = racer.candidate.plan.key
+            screened = racer.screened
+            times_ms = {"samples_ms": tuple(times[key]), "default_samples_ms": tuple(times[DEFAULT.key])}
+            self.store.add_measurement(
+                replace(screened, stage="race", process=self.bench.process, provenance=provenance(), **times_ms)  # type: ignore[arg-type]
+            )
+            racer.ratio = median_ratio(times[DEFAULT.key], times[key])
+        # A candidate behind by a hair here may still be ahead in truth, but not by what promise 1 asks for.
+        ahead = sorted((r for r in racers if r.ratio > 1.0), key=lambda r: -r.ratio)
+        yield from ahead[: self.effort.finalists]
+
+
+def measured(
+    bench: Bench,
+    resolved: Resolved,
+    candidate: Candidate,
+    stage: Stage,
+    status: Status,
+    verdict: dict[str, Any],
+    times: dict[str, list[float]],
+    message: str = "",
+) -> Measurement:
+    """The row that a trial leaves in the store."""
+    realised = verdict.get("realised")
+    return Measurement(
+        query=resolved.query,
+        policy=bench.policy,
+        plan=candidate.plan,
+        stage=stage,
+        status=status,
+        label=candidate.label,
+        samples_ms=tuple(times.get(candidate.plan.key, ())),
+        default_samples_ms=tuple(times.get(DEFAULT.key, ())),
+        realised=None if realised is None else canonical_groups(realised),
+        code_key=verdict.get("code_key"),
+        error=verdict.get("error"),
+        peak_bytes=verdict.get("peak_bytes"),
+        default_peak_bytes=bench.default.get("peak_bytes"),
+        message=message or verdict.get("message", ""),
+        process=bench.process,
+        program_key=None if resolved.program_query is None else resolved.program_query.workload_key,
+        provenance=provenance(),
+    )

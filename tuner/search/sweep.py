@@ -1,0 +1,157 @@
+"""A sweep: screen each workload, one final for all, record the winners."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tuner.errors import SpecError, WorkerError
+from tuner.measurement import Measurement, Policy, Stage, Winner
+from tuner.search.effort import RANKS, Effort
+from tuner.search.final import conclude, run_finals
+from tuner.search.progress import Progress
+from tuner.search.screen import Bench, Screening, screen
+from tuner.search.workloads import Resolved
+from tuner.search_spaces.space import SPACE_VERSION
+from tuner.target import Query
+
+
+class SweepStore(Protocol):
+    """The part of a store that a sweep needs."""
+
+    def add_graph(self, workload_key: str, form: dict[str, Any]) -> None: ...
+    def add_program(self, query: Query, graphs: Sequence[Query], spec: str) -> None: ...
+    def add_measurement(self, m: Measurement) -> int: ...
+    def measurements(self, exact_key: str, stage: Stage | None = None, policy_key: str | None = None) -> list[Measurement]: ...
+    def winner(self, exact_key: str) -> tuple[Winner, int] | None: ...
+    def record_winner(self, winner: Winner) -> int: ...
+
+
+@dataclass
+class Outcome:
+    """What became of one graph of one SPEC; no winner where it could not be tuned (`error` says why) or was not reached."""
+
+    resolved: Resolved
+    progress: Progress
+    winner: Winner | None = None
+    generation: int | None = None
+    error: str | None = None
+    worker_failed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `results` in `tuner sweep --json`."""
+        winner, progress = self.winner, self.progress
+        return {
+            "spec": self.resolved.spec,
+            "program_key": None if self.resolved.program_query is None else self.resolved.program_query.workload_key,
+            "workload_key": self.resolved.query.workload_key,
+            "target": target_name(self.resolved.query),
+            "candidates_measured": progress.measured,
+            "candidates_duplicate": progress.duplicates,
+            "candidates_refused": dict(progress.refused),
+            "candidates_failed": dict(progress.failed),
+            "default_ms": winner.default_ms if winner else progress.default_ms,
+            "winner_ms": winner.winner_ms if winner else None,
+            "speedup": winner.speedup if winner else None,
+            "speedup_low": winner.speedup_low if winner else None,
+            "speedup_high": winner.speedup_high if winner else None,
+            "winner": winner.kind if winner else None,
+            "plan": winner.plan.to_json() if winner and winner.kind == "plan" else None,
+            **({"error": self.error} if self.error else {}),
+        }
+
+
+def target_name(query: Query) -> str:
+    """Canonical name of the query's target."""
+    target = query.target
+    return f"{target['backend']}/{target['arch']}/{target['cores'] if target['backend'] == 'cpu' else target['sku']}"
+
+
+@dataclass
+class Sweep:
+    """A sweep under way; `outcomes` is up to date at any moment, so an interrupted one can still be shown."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    interrupted: bool = False
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the sweep was planned."""
+        return time.monotonic() - self.started
+
+
+def plan_sweep(workloads: Sequence[Resolved], effort: Effort, notify: Callable[[], None]) -> Sweep:
+    """A sweep over `workloads`, not started."""
+    return Sweep([Outcome(w, Progress(w.spec, w.query.workload_key, effort.trials, effort.seconds, notify)) for w in workloads])
+
+
+def run_sweep(sweep: Sweep, store: SweepStore, policy: Policy, effort: Effort, again: bool) -> None:
+    """Tunes every workload once, equal ones together. `again`: also those that the store has settled for this effort and space.
+
+    A graph that cannot be tuned gets an error and leaves the others alone. KeyboardInterrupt passes through: what was measured
+    is in the store.
+    """
+    _remember(sweep.outcomes, store)
+    first: dict[str, Outcome] = {}
+    for outcome in sweep.outcomes:
+        first.setdefault(outcome.resolved.query.exact_key, outcome)
+    screenings: list[Screening] = []
+    with Bench(policy) as bench:
+        for outcome in first.values():
+            if not again and _settled(outcome, store, effort):
+                continue
+            try:
+                screenings.append(screen(bench, outcome.resolved, store, effort, outcome.progress))
+            except (SpecError, WorkerError) as error:
+                outcome.error, outcome.worker_failed = str(error), isinstance(error, WorkerError)
+                outcome.progress.enter("failed")
+    by_key = {s.resolved.query.exact_key: s for s in screenings}
+    evidence = run_finals(
+        screenings, store, policy, effort, lambda s, _: first[s.resolved.query.exact_key].progress.enter("final")
+    )
+    for key, screening in by_key.items():
+        outcome = first[key]
+        outcome.winner = winner = conclude(screening, evidence.get(key), policy, effort)
+        outcome.generation = store.record_winner(winner)
+        outcome.progress.best, outcome.progress.best_plan = winner.speedup, winner.plan.describe()
+        outcome.progress.enter("done")
+    for outcome in sweep.outcomes:
+        original = first[outcome.resolved.query.exact_key]
+        if outcome is not original:
+            outcome.winner, outcome.generation, outcome.error = original.winner, original.generation, original.error
+            outcome.progress = original.progress
+
+
+def _remember(outcomes: Sequence[Outcome], store: SweepStore) -> None:
+    """Stores the graphs, and which program makes which."""
+    programs: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        store.add_graph(outcome.resolved.query.workload_key, outcome.resolved.graph.to_json())
+        if (program := outcome.resolved.program_query) is not None:
+            programs.setdefault(f"{outcome.resolved.spec} {program.exact_key}", []).append(outcome)
+    for made in programs.values():
+        program = made[0].resolved.program_query
+        assert program is not None
+        store.add_program(program, [outcome.resolved.query for outcome in made], made[0].resolved.spec)
+
+
+def _settled(outcome: Outcome, store: SweepStore, effort: Effort) -> bool:
+    """Whether the store has a winner of at least this effort over this space; if so, the outcome takes it."""
+    found = store.winner(outcome.resolved.query.exact_key)
+    if found is None:
+        return False
+    winner, generation = found
+    if (
+        winner.space_version != SPACE_VERSION
+        or winner.effort not in RANKS
+        or RANKS.index(winner.effort) < RANKS.index(effort.name)
+    ):
+        return False
+    outcome.winner, outcome.generation = winner, generation
+    progress = outcome.progress
+    progress.default_ms, progress.best, progress.best_plan = winner.default_ms, winner.speedup, winner.plan.describe()
+    progress.enter("settled")
+    return True

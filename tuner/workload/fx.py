@@ -1,0 +1,267 @@
+"""From FX graphs to ours and back, and inputs to run them on."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from tuner.errors import UnsupportedGraph
+from tuner.workload.graph import Graph, InputRange, Node, TensorMeta
+
+# Namespaces whose ops are there in every process; others exist only where their library was imported.
+REBUILDABLE_NAMESPACES = ("aten", "prims")
+# What an unknown float or integer input is drawn from.
+UNSEEN = InputRange(0, 1)
+
+
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """Nodes whose tensors this node writes in place."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    arguments = node.target._schema.arguments
+    named = [*zip(arguments, node.args, strict=False), *((a, node.kwargs[a.name]) for a in arguments if a.name in node.kwargs)]
+    written = [value for argument, value in named if argument.alias_info is not None and argument.alias_info.is_write]
+    flat = [item for value in written for item in (value if isinstance(value, list | tuple) else [value])]
+    return [value for value in flat if isinstance(value, fx.Node)]
+
+
+def canonical_order(graph: fx.Graph) -> list[fx.Node]:
+    """All live nodes but the output: inputs first, then the rest, each in the order of a depth-first walk from the outputs.
+
+    Independent of names and of the order of independent nodes. In-place writes stay after what read the old value and before what
+    reads the new one; side effects that no output needs come last, in the graph's own order.
+    """
+    nodes = list(graph.nodes)
+    place = {node: i for i, node in enumerate(nodes)}
+    needs: dict[fx.Node, list[fx.Node]] = {node: list(node.all_input_nodes) for node in nodes}
+    for writer in nodes:
+        for written in written_arguments(writer):
+            for user in written.users:
+                if place[user] < place[writer]:
+                    needs[writer].append(user)
+                elif place[user] > place[writer]:
+                    needs[user].append(writer)
+    output = next(node for node in reversed(nodes) if node.op == "output")
+    effects = [node for node in nodes if node.op == "call_function" and node.is_impure()]
+    unused = [node for node in nodes if node.op == "placeholder"]
+    found: dict[fx.Node, None] = {}
+    for root in (*needs[output], *effects, *unused):
+        stack = [(root, iter(needs[root]))]
+        while stack:
+            node, rest = stack[-1]
+            following = next((need for need in rest if need not in found), None)
+            if following is None:
+                found[node] = None
+                stack.pop()
+            else:
+                stack.append((following, iter(needs[following])))
+    order = [node for node in found if node is not output]
+    return [node for node in order if node.op == "placeholder"] + [node for node in order if node.op != "placeholder"]
+
+
+def tensor_meta(value: Any) -> Any:
+    """Metadata of a node's value as JSON. Raises UnsupportedGraph for sizes that are symbols."""
+    if isinstance(value, torch.Tensor):
+        if any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())):
+            raise UnsupportedGraph("symbolic_sizes", f"symbolic sizes are not supported yet: {tuple(value.shape)}")
+        dtype = str(value.dtype).removeprefix("torch.")
+        return TensorMeta(dtype, tuple(value.shape), tuple(value.stride()), value.device.type).to_json()
+    if isinstance(value, list | tuple):
+        return [tensor_meta(item) for item in value]
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise UnsupportedGraph("symbolic_sizes", "symbolic sizes are not supported yet")
+    return None
+
+
+def op_name(target: Any, node: object = "") -> str:
+    """ "aten.add.Tensor" or "operator.getitem". Raises UnsupportedGraph, naming the node, for what has no name of that kind."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    if target is operator.getitem:
+        return "operator.getitem"
+    name = getattr(target, "__name__", None) or type(target).__name__
+    raise UnsupportedGraph("unsupported_node", f"node {node} calls {name}, which cannot be rebuilt from a stored graph")
+
+
+def op_from_name(name: str) -> Callable[..., Any]:
+    """The op that `op_name` named. Raises UnsupportedGraph."""
+    if name == "operator.getitem":
+        return operator.getitem
+    namespace, _, rest = name.partition(".")
+    packet, _, overload = rest.rpartition(".")
+    if namespace not in REBUILDABLE_NAMESPACES:
+        raise UnsupportedGraph(
+            "unsupported_node", f"op {name} cannot be rebuilt: only {' and '.join(REBUILDABLE_NAMESPACES)} ops can"
+        )
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    except (AttributeError, RuntimeError) as error:
+        raise UnsupportedGraph("unsupported_node", f"op {name} does not exist in torch {torch.__version__}") from error
+
+
+def encode(value: Any, index: dict[fx.Node, int], node: object) -> Any:
+    """An argument as JSON. Raises UnsupportedGraph for what is not data."""
+    if isinstance(value, fx.Node):
+        return {"node": index[value]}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, list | tuple):
+        return [encode(item, index, node) for item in value]
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": value.type}
+    if isinstance(value, torch.layout | torch.memory_format):
+        return {"torch": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise UnsupportedGraph("symbolic_sizes", f"node {node} has a symbolic argument")
+    raise UnsupportedGraph("unsupported_node", f"node {node} has an argument of type {type(value).__name__}")
+
+
+def decode(value: Any, nodes: Mapping[int, fx.Node]) -> Any:
+    """The argument that `encode` wrote."""
+    if isinstance(value, list):
+        return [decode(item, nodes) for item in value]
+    if isinstance(value, dict):
+        ((kind, content),) = value.items()
+        if kind == "node":
+            return nodes[content]
+        if kind == "float":
+            return float(content)
+        if kind == "device":
+            return torch.device(content)
+        if kind in ("dtype", "torch"):
+            return getattr(torch, content)
+        raise UnsupportedGraph("unsupported_node", f"unknown kind of argument {kind!r}")
+    return value
+
+
+def _constant(gm: fx.GraphModule, node: fx.Node) -> Node:
+    value: Any = gm
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    if not isinstance(value, torch.Tensor):
+        raise UnsupportedGraph("unsupported_node", f"node {node} is a constant of type {type(value).__name__}")
+    if value.numel() == 1:
+        item = value.item()
+        return Node("constant", "scalar", [encode(item, {}, node)], {}, tensor_meta(value))
+    content = "zero" if value.numel() == 0 or not bool(value.any()) else "other"
+    return Node("constant", content, [], {}, tensor_meta(value))
+
+
+def from_fx(gm: fx.GraphModule, phase: str = "inference", static_inputs: Iterable[int] = ()) -> Graph:
+    """Our form of a post-AOTAutograd graph. Raises UnsupportedGraph, naming the node, for what our form cannot hold."""
+    order = canonical_order(gm.graph)
+    index = {node: i for i, node in enumerate(order)}
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    nodes: list[Node] = []
+    for node in order:
+        if node.op == "get_attr":
+            nodes.append(_constant(gm, node))
+        elif node.op == "placeholder":
+            meta = tensor_meta(node.meta.get("val"))
+            if meta is None or not isinstance(meta[0], str):
+                raise UnsupportedGraph("unsupported_node", f"input {node} is not a tensor")
+            nodes.append(Node("input", "", [], {}, meta))
+        elif node.op == "call_function":
+            name = op_name(node.target, node)
+            args = [encode(arg, index, node) for arg in node.args]
+            kwargs = {key: encode(value, index, node) for key, value in sorted(node.kwargs.items())}
+            nodes.append(Node("call", name, args, kwargs, tensor_meta(node.meta.get("val"))))
+        else:
+            raise UnsupportedGraph("unsupported_node", f"node {node} is a {node.op}")
+    (output,) = gm.graph.find_nodes(op="output")
+    written = {target for node in order for target in written_arguments(node)}
+    return Graph(
+        phase=phase,
+        nodes=tuple(nodes),
+        outputs=encode(output.args[0], index, output),
+        order=tuple(index[node] for node in gm.graph.nodes if node in index),
+        ranges=(UNSEEN,) * len(placeholders),
+        static_inputs=tuple(static_inputs),
+        mutated=tuple(i for i, node in enumerate(placeholders) if node in written),
+    )
+
+
+def to_fx(graph: Graph) -> fx.GraphModule:
+    """A graph module that computes what `graph` does, its nodes in the order they had. Raises UnsupportedGraph.
+
+    Constants come back as their content class says: scalars and zeros exactly, others as fixed random data.
+    """
+    root = torch.nn.Module()
+    new = fx.Graph()
+    nodes: dict[int, fx.Node] = {}
+    for i in graph.order:
+        node = graph.nodes[i]
+        if node.op == "input":
+            nodes[i] = new.placeholder(f"input{i}")
+        elif node.op == "constant":
+            root.register_buffer(f"constant{i}", make_constant(node, seed=i))
+            nodes[i] = new.get_attr(f"constant{i}")
+        else:
+            args, kwargs = decode(node.args, nodes), {key: decode(value, nodes) for key, value in node.kwargs.items()}
+            nodes[i] = new.call_function(op_from_name(node.target), tuple(args), kwargs)
+    new.output(tuple(decode(graph.outputs, nodes)))
+    return fx.GraphModule(root, new)
+
+
+def make_constant(node: Node, seed: int) -> torch.Tensor:
+    meta = TensorMeta.from_json(node.value)
+    tensor = empty(meta)
+    if node.target == "scalar":
+        return tensor.fill_(decode(node.args[0], {}))
+    if node.target == "zero":
+        return tensor.zero_()
+    return fill(tensor, UNSEEN, torch.Generator().manual_seed(seed))
+
+
+def empty(meta: TensorMeta) -> torch.Tensor:
+    return torch.empty_strided(meta.shape, meta.stride, dtype=getattr(torch, meta.dtype), device=meta.device)
+
+
+def fill(tensor: torch.Tensor, span: InputRange, generator: torch.Generator) -> torch.Tensor:
+    """Fills `tensor` in place with values drawn uniformly from [low, high]; integers include both ends."""
+    if tensor.dtype == torch.bool:
+        mixed = span.low != span.high
+        values = torch.rand(tensor.shape, generator=generator) < 0.5 if mixed else torch.full(tensor.shape, bool(span.low))
+    elif tensor.dtype.is_floating_point:
+        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        values = torch.rand(tensor.shape, generator=generator, dtype=wide) * (float(span.high) - float(span.low)) + float(
+            span.low
+        )
+    elif tensor.dtype.is_complex:
+        values = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+    else:
+        values = torch.randint(int(span.low), int(span.high) + 1, tensor.shape, generator=generator, dtype=torch.int64)
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        values = values[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+        tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())] = values.to(tensor.dtype)
+        return tensor
+    return tensor.copy_(values)
+
+
+def make_inputs(graph: Graph, seed: int) -> list[torch.Tensor]:
+    """Fresh random inputs of the right dtype, shape, stride and device, within the ranges seen at capture."""
+    generator = torch.Generator().manual_seed(seed)
+    metas = [TensorMeta.from_json(node.value) for node in graph.inputs]
+    return [fill(empty(meta), span, generator) for meta, span in zip(metas, graph.ranges, strict=True)]
+
+
+def seen_range(tensor: torch.Tensor) -> InputRange:
+    """Smallest and largest finite value of `tensor`."""
+    if tensor.numel() == 0 or tensor.dtype.is_complex:
+        return UNSEEN
+    if tensor.dtype == torch.bool:
+        return InputRange(int(tensor.all()), int(tensor.any()))
+    if not tensor.dtype.is_floating_point:
+        return InputRange(int(tensor.min()), int(tensor.max()))
+    values = tensor.detach().double()
+    values = values[values.isfinite()]
+    return InputRange(float(values.min()), float(values.max())) if values.numel() else UNSEEN

@@ -1,0 +1,131 @@
+"""A graph as data: canonical form, key and JSON. No torch here; `workload/fx.py` converts from and to FX.
+
+Nodes stand in canonical order: inputs first, then operations, each numbered when a depth-first walk from the outputs first needs
+it. So neither variable names nor the order of independent statements shows, and equal graphs are equal texts in every process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tuner.canonical import canonical_json, digest
+from tuner.errors import SpecError
+
+GRAPH_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """dtype ("float32"), shape and stride in elements, device type ("cpu")."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    device: str
+
+    def to_json(self) -> list[Any]:
+        return [self.dtype, list(self.shape), list(self.stride), self.device]
+
+    @staticmethod
+    def from_json(data: Any) -> TensorMeta:
+        dtype, shape, stride, device = data
+        return TensorMeta(str(dtype), tuple(map(int, shape)), tuple(map(int, stride)), str(device))
+
+
+@dataclass(frozen=True)
+class Node:
+    """op: "input", "constant" or "call". target: "aten.add.Tensor"; a constant's is its content class.
+
+    args, kwargs: JSON; a node is {"node": i}, other things than numbers, strings, booleans, None and lists are one-entry objects,
+    {"dtype": "float32"}. value: metadata of what it yields, a list of such for several outputs, None for no tensor.
+    """
+
+    op: str
+    target: str
+    args: list[Any] = field(hash=False)
+    kwargs: dict[str, Any] = field(hash=False)
+    value: Any = field(hash=False)
+
+    def to_json(self) -> list[Any]:
+        return [self.op, self.target, self.args, self.kwargs, self.value]
+
+
+@dataclass(frozen=True)
+class InputRange:
+    """Smallest and largest finite value seen in an input; 0 and 1 where none was seen."""
+
+    low: float | int
+    high: float | int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """phase: "inference" (later also "forward", "backward"). outputs: JSON argument of the output node.
+
+    Only these and the nodes make the key. The rest is what a rebuilt graph needs beside them. order: the nodes as the compiler
+    was given them, by canonical number; inputs stand there as a call passes them, and the next three follow that order.
+    ranges: of each input. static_inputs: positions of inputs that keep their address (parameters). mutated: positions of inputs
+    that the graph writes. native_form: the same graph with every declared op kind undecomposed, or None if it holds none.
+    """
+
+    phase: str
+    nodes: tuple[Node, ...]
+    outputs: list[Any] = field(hash=False)
+    order: tuple[int, ...]
+    ranges: tuple[InputRange, ...]
+    static_inputs: tuple[int, ...] = ()
+    mutated: tuple[int, ...] = ()
+    native_form: Graph | None = None
+
+    @cached_property
+    def key(self) -> str:
+        """Graph key: 64 hex digits."""
+        rows = canonical_json([[node.to_json() for node in self.nodes], self.outputs])
+        return digest("graph", {"phase": self.phase, "rows": hashlib.sha256(rows.encode()).hexdigest()})
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """Input nodes in the order in which a call passes them."""
+        return tuple(self.nodes[i] for i in self.order if self.nodes[i].op == "input")
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """Targets of all operations, in order."""
+        return tuple(node.target for node in self.nodes if node.op == "call")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": GRAPH_SCHEMA,
+            "phase": self.phase,
+            "nodes": [node.to_json() for node in self.nodes],
+            "outputs": self.outputs,
+            "order": list(self.order),
+            "ranges": [[r.low, r.high] for r in self.ranges],
+            "static_inputs": list(self.static_inputs),
+            "mutated": list(self.mutated),
+            "native_form": None if self.native_form is None else self.native_form.to_json(),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Graph:
+        """The graph that `to_json` wrote. Raises SpecError on any other structure."""
+        try:
+            if data["schema"] != GRAPH_SCHEMA:
+                raise SpecError(f"stored graph has schema {data['schema']!r}, this version reads {GRAPH_SCHEMA}")
+            native = data["native_form"]
+            return Graph(
+                phase=data["phase"],
+                nodes=tuple(Node(*row) for row in data["nodes"]),
+                outputs=data["outputs"],
+                order=tuple(data["order"]),
+                ranges=tuple(InputRange(low, high) for low, high in data["ranges"]),
+                static_inputs=tuple(data["static_inputs"]),
+                mutated=tuple(data["mutated"]),
+                native_form=None if native is None else Graph.from_json(native),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpecError(f"a stored graph is malformed: {error!r}") from error

@@ -1,0 +1,75 @@
+"""SPEC, the way a user names what to tune: `file.py:function`, or the key of a stored graph."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tuner.errors import SpecError
+
+STORED_KEY = re.compile(r"[0-9a-f]{6,64}")
+
+
+def is_stored_key(spec: str) -> bool:
+    """Whether `spec` is the key of a stored workload, or at least its first 6 digits."""
+    return STORED_KEY.fullmatch(spec) is not None
+
+
+def load_spec(spec: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The callable and the example inputs that the function named by `file.py:function` returns.
+
+    The callable has run once in eager mode, without gradients, on copies of the inputs. Raises SpecError with one line.
+    """
+    path, separator, name = spec.rpartition(":")
+    if not separator or not path or not name:
+        raise SpecError(f"{spec!r} is neither file.py:function nor the key of a stored workload")
+    function = _load_function(Path(path), name)
+    try:
+        made = function()
+    except Exception as error:
+        raise SpecError(f"{spec}: {name}() raised {_one_line(error)}") from error
+    if not (isinstance(made, tuple | list) and len(made) == 2 and callable(made[0])):
+        raise SpecError(f"{spec}: {name}() returned {type(made).__name__}, not a pair of a callable and its example inputs")
+    target, inputs = made
+    inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(inputs)) and not isinstance(target, torch.nn.Module):
+        raise SpecError(f"{spec}: the example inputs of {name}() hold no tensor")
+    try:
+        with torch.no_grad():
+            target(*pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, inputs))
+    except Exception as error:
+        raise SpecError(f"{spec}: it fails in eager mode: {_one_line(error)}") from error
+    return target, inputs
+
+
+def _load_function(path: Path, name: str) -> Callable[..., Any]:
+    if not path.is_file():
+        raise SpecError(f"{path} is not a file")
+    module_spec = importlib.util.spec_from_file_location(f"tuner_spec_{path.stem}", path)
+    if module_spec is None or module_spec.loader is None:
+        raise SpecError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module
+    sys.path.insert(0, str(path.parent.absolute()))
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise SpecError(f"{path} cannot be imported: {_one_line(error)}") from error
+    finally:
+        sys.path.remove(str(path.parent.absolute()))
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise SpecError(f"{path} has no function {name!r}")
+    return function
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
