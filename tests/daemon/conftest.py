@@ -95,10 +95,19 @@ def asgi_call(app: Any, method: str, path: str, body: Any = b"") -> tuple[int, A
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "headers": []}
-    asyncio.run(
-        app({**scope, "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "root_path": ""}, receive, send)
-    )
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [],
+    }
+    asyncio.run(app(scope, receive, send))
     payload = b"".join(message.get("body", b"") for message in sent[1:])
     return sent[0]["status"], json.loads(payload)
 
