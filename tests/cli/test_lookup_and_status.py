@@ -1,0 +1,193 @@
+"""`tuner lookup` and `tuner status`: the same answers as a compile gets, with and without a daemon."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from stored import NATIVE, program, query, winner
+
+from tuner.cache.sqlite import SqliteStore
+from tuner.cli.main import main
+from tuner.errors import DaemonError, SpecError
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store that knows one winner, and a short, private folder for the sockets."""
+    path = Path(tempfile.mkdtemp(prefix="tuner-"))
+    with SqliteStore(path / "store.db") as store:
+        store.record_winner(winner(query("a")))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
+    monkeypatch.setenv("TUNER_STORE", str(path / "store.db"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def resolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What SPECs stand for, without torch: a made-up SPEC of two graphs. Gives what `resolve` was asked."""
+    asked: dict[str, Any] = {}
+
+    def resolve(spec: str, *, threads: int | None, forms: Any, find: Any) -> list[Any]:
+        if spec != "m.py:f":
+            raise SpecError(f"{spec}: no such file")
+        asked.update(threads=threads, found=find(query("a").workload_key))
+        graphs = [query(name, ambient={"threads": threads or 1}) for name in ("a", "b")]
+        return [SimpleNamespace(spec=spec, query=graph, program_query=program(), graph=None) for graph in graphs]
+
+    monkeypatch.setitem(sys.modules, "tuner.search.workloads", SimpleNamespace(resolve=resolve))
+    return asked
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@contextmanager
+def daemon(*options: str) -> Iterator[dict[str, Any]]:
+    """`tuner serve` in a process of its own, once it answers; gives its status."""
+    from tuner.cli.output import settings_for
+    from tuner.cli.status import ask_status
+
+    socket = Path(options[-1]) if options else settings_for(None).socket
+    code = "from tuner.cli.main import main; main(prog_name='tuner')"
+    process = subprocess.Popen([sys.executable, "-c", code, "serve", *options], stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while True:
+            try:
+                yield ask_status(socket)
+                return
+            except DaemonError:
+                assert time.monotonic() < end, "no daemon"
+                time.sleep(0.02)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_the_answer_for_each_graph_is_shown(folder, resolved):
+    result = run("lookup", "m.py:f")
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [
+        f"m.py:f  graph 1 of 2  {query('a').workload_key[:12]}",
+        "  target      cpu/x86_64-avx2/2",
+        "  winner      plan: native aten.gelu",
+        "  speed-up    2.000x (1.900 to 2.100)",
+        "  tier        exact",
+        "  generation  1",
+        "  reason      winner of generation 1: 2.00x (1.90 to 2.10), effort quick",
+        "  source      store",
+        f"m.py:f  graph 2 of 2  {query('b').workload_key[:12]}",
+        "  target      cpu/x86_64-avx2/2",
+        "  winner      default",
+        "  tier        default",
+        "  generation  1",
+        "  reason      no winner for this graph under any target, toolchain or settings",
+        "  source      store",
+    ]
+
+
+def test_the_answers_as_json_use_the_words_of_the_interface(folder, resolved):
+    first, second = json.loads(run("lookup", "m.py:f", "--json").output)
+    assert first == {
+        "spec": "m.py:f",
+        "program_key": program().workload_key,
+        "workload_key": query("a").workload_key,
+        "target": "cpu/x86_64-avx2/2",
+        "winner": "plan",
+        "plan": NATIVE.to_json(),
+        "groups": [["1:4:Pointwise:0", "2:4:Pointwise:0"], ["3:4x8:Reduction:0"]],
+        "tier": "exact",
+        "generation": 1,
+        "reason": "winner of generation 1: 2.00x (1.90 to 2.10), effort quick",
+        "speedup": 2.0,
+        "speedup_low": 1.9,
+        "speedup_high": 2.1,
+        "source": "store",
+    }
+    assert (second["winner"], second["plan"], second["tier"], second["speedup"]) == ("default", None, "default", 1.0)
+
+
+def test_a_miss_by_thread_count_says_so_and_is_no_error(folder, resolved):
+    result = run("lookup", "m.py:f", "--threads", "2")
+    assert result.exit_code == 0
+    assert resolved["threads"] == 2
+    assert "no winner for this thread count; one differs only in ambient.threads (stored 1, asked 2)" in result.output
+
+
+def test_a_stored_key_is_looked_for_in_the_store_that_is_asked(folder, resolved, tmp_path):
+    with SqliteStore(folder / "store.db") as store:
+        store.add_graph(query("a").workload_key, {})
+    run("lookup", "m.py:f")
+    assert resolved["found"] == [query("a").workload_key]
+    result = run("lookup", "m.py:f", "--store", str(tmp_path / "none.db"))
+    assert resolved["found"] == []
+    assert result.output.count("no store yet") == 2
+
+
+def test_a_spec_that_cannot_be_loaded_is_exit_code_3(folder, resolved):
+    result = run("lookup", "nonsense")
+    assert (result.exit_code, result.stderr) == (3, "Error: nonsense: no such file\n")
+
+
+def test_with_a_daemon_the_answers_come_from_it_and_it_counts_them(folder, resolved):
+    with daemon() as before:
+        assert before["counts"]["hit"] == 0
+        assert [one["source"] for one in json.loads(run("lookup", "m.py:f", "--json").output)] == ["daemon", "daemon"]
+        result = run("status")
+        assert result.exit_code == 0
+        lines = [" ".join(line.split()) for line in result.output.splitlines()]
+        assert lines[0] == f"daemon {before['pid']} on {before['socket']}"
+        assert lines[2:] == [
+            f"store {folder / 'store.db'}",
+            "generation 1",
+            "stored 1 winners, 0 measurements, 0 graphs",
+            "look-ups 1 hits, 1 misses",
+            "misses 1 unknown graph",
+            "programs 0 known, 0 unknown",
+        ]
+        status = json.loads(run("status", "--json").output)
+        assert status["counts"] == {
+            "hit": 1,
+            "miss": {"unknown_graph": 1},
+            "program_hit": 0,
+            "program_miss": 0,
+            "errors": {},
+        }
+
+
+def test_a_store_that_is_named_is_asked_whatever_daemon_the_environment_names(folder, resolved, monkeypatch):
+    socket, other = folder / "other.sock", folder / "other.db"
+    monkeypatch.setenv("TUNER_SOCKET", str(socket))
+    with daemon("--store", str(other), "--socket", str(socket)):
+        assert json.loads(run("lookup", "m.py:f", "--json").output)[0]["winner"] == "default"
+        named = json.loads(run("lookup", "m.py:f", "--json", "--store", str(folder / "store.db")).output)
+        assert (named[0]["winner"], named[0]["source"]) == ("plan", "store")
+
+
+def test_without_a_daemon_the_status_says_so_with_exit_code_5(folder):
+    for arguments in (["status"], ["status", "--json"]):
+        result = run(*arguments)
+        assert result.exit_code == 5
+        assert result.stdout == ""
+        assert result.stderr.startswith("Error: no daemon on ")
+        assert "`tuner serve` starts one" in result.stderr
+
+
+def test_what_is_no_socket_is_named(folder):
+    (folder / "file").touch()
+    result = run("status", "--socket", str(folder / "file"))
+    assert (result.exit_code, result.stderr) == (5, f"Error: {folder / 'file'} is not a socket\n")

@@ -1,0 +1,170 @@
+"""`tuner show`: what the store holds, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from stored import KNOB, NATIVE, SPLIT, measurement, program, query, settled, winner
+
+from tuner.cache.sqlite import SqliteStore
+from tuner.cli.main import main
+from tuner.plan import Plan
+
+A, B = query("a").workload_key, query("b").workload_key
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "store.db"
+    with SqliteStore(path) as store:
+        for asked in (query("a"), query("b")):
+            store.add_graph(asked.workload_key, {})
+        store.add_program(program(), [query("a"), query("b")], "m.py:f")
+        key = program().workload_key
+        store.add_measurement(measurement(plan=Plan(), program_key=key))
+        store.add_measurement(measurement(plan=KNOB, status="timeout", samples_ms=(), default_samples_ms=()))
+        store.add_measurement(measurement(plan=SPLIT, status="wrong", samples_ms=(), default_samples_ms=()))
+        for process in ("1", "2", "3"):
+            store.add_measurement(measurement(plan=NATIVE, stage="final", process=process))
+        store.record_winner(
+            winner(query("a"), program_key=key, evidence={"samples": 6}, provenance={"host": "h1", "date": "2026-01-01"})
+        )
+        store.record_winner(settled(query("b")))
+    return path
+
+
+def show(path: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["show", "--store", str(path), *arguments])
+
+
+def test_all_winners_are_listed_one_a_line(path):
+    result = show(path)
+    assert result.exit_code == 0
+    header, first, second = result.output.splitlines()
+    assert header.split() == ["workload", "target", "spec", "winner", "speed-up", "plan"]
+    assert (
+        first.split("  ")
+        == [
+            A[:12],
+            "cpu/x86_64-avx2/2",
+            "m.py:f",
+            "plan   ",
+            "2.000x (1.900 to 2.100)",
+            "native aten.gelu",
+        ]
+        or " ".join(first.split()) == f"{A[:12]} cpu/x86_64-avx2/2 m.py:f plan 2.000x (1.900 to 2.100) native aten.gelu"
+    )
+    assert " ".join(second.split()) == f"{B[:12]} cpu/x86_64-avx2/2 m.py:f default 1 -"
+
+
+def test_the_list_as_json_uses_the_words_of_the_interface(path):
+    first, second = json.loads(show(path, "--json").output)
+    assert first == {
+        "spec": "m.py:f",
+        "program_key": program().workload_key,
+        "workload_key": A,
+        "target": "cpu/x86_64-avx2/2",
+        "winner": "plan",
+        "plan": NATIVE.to_json(),
+        "groups": [["1:4:Pointwise:0", "2:4:Pointwise:0"], ["3:4x8:Reduction:0"]],
+        "default_ms": 2.0,
+        "winner_ms": 1.0,
+        "speedup": 2.0,
+        "speedup_low": 1.9,
+        "speedup_high": 2.1,
+        "effort": "quick",
+        "space_version": 1,
+        "generation": 1,
+    }
+    assert (second["winner"], second["plan"], second["winner_ms"], second["default_ms"]) == ("default", None, 2.0, 2.0)
+    assert (second["speedup"], second["speedup_low"], second["speedup_high"]) == (1.0, 1.0, 1.0)
+
+
+def test_a_winner_is_explained_by_the_start_of_its_key(path):
+    result = show(path, A[:6])
+    assert result.exit_code == 0
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in result.output.splitlines()}
+    assert result.output.startswith(f"m.py:f  {A[:12]}\n")
+    assert lines["target"] == "cpu/x86_64-avx2/2"
+    assert lines["toolchain"] == "cxx g++ 12, torch 2.13.0"
+    assert lines["ambient"] == "threads 1"
+    assert lines["winner"] == "plan: native aten.gelu"
+    assert lines["groups"] == "groups {0 1}{2}"
+    assert lines["speed-up"] == "2.000x (1.900 to 2.100)"
+    assert lines["time"] == "1 ms, default 2 ms"
+    assert lines["measured"] == "median of interleaved samples, thread clock, 1 thread, warm cache, eager"
+    assert lines["samples"] == "6 in 3 processes"
+    assert lines["provenance"] == "date 2026-01-01, host h1"
+    assert lines["trials"] == "4 ok, 1 wrong, 1 timeout"
+
+
+def test_the_explanation_as_json_counts_candidates(path):
+    (one,) = json.loads(show(path, A[:6], "--json").output)
+    assert one["candidates_measured"] == 2
+    assert one["candidates_failed"] == {"timeout": 1, "wrong": 1}
+    assert one["trials"] == {"ok": 4, "timeout": 1, "wrong": 1}
+    assert one["policy"] == {"clock": "thread", "threads": 1, "mode": "eager", "cache": "warm", "statistic": "median"}
+    assert (one["toolchain"]["torch"], one["ambient"]) == ("2.13.0", {"threads": 1})
+    assert one["provenance"] == {"host": "h1", "date": "2026-01-01"}
+
+
+def test_a_settled_default_is_explained_without_a_speed_up(path):
+    output = show(path, B[:8]).output
+    assert "default, settled" in output
+    assert "speed-up" not in output
+
+
+def test_a_sweep_that_did_not_end_is_shown_too(tmp_path):
+    path = tmp_path / "store.db"
+    with SqliteStore(path) as store:
+        store.add_graph(A, {})
+        store.add_measurement(measurement())
+    assert "none yet" in show(path, A[:6]).output
+    (one,) = json.loads(show(path, A[:6], "--json").output)
+    assert (one["winner"], one["candidates_measured"], one["spec"]) == (None, 1, None)
+
+
+def test_every_target_and_setting_of_a_workload_is_shown(path):
+    two = query("a", ambient={"threads": 2})
+    with SqliteStore(path) as store:
+        store.record_winner(winner(two, KNOB))
+    assert [one["ambient"]["threads"] for one in json.loads(show(path, A[:6], "--json").output)] == [1, 2]
+    assert show(path, A[:6]).output.count("ambient") == 2
+
+
+def test_a_graph_that_was_never_measured_says_so(tmp_path):
+    path = tmp_path / "store.db"
+    with SqliteStore(path) as store:
+        store.add_graph(A, {})
+    assert show(path, A[:6]).output == f"nothing measured for workload {A[:12]}\n"
+    assert json.loads(show(path, A[:6], "--json").output) == []
+
+
+def test_a_key_that_names_nothing_or_too_much_is_exit_code_2(path):
+    result = show(path, "ffffff")
+    assert (result.exit_code, result.stderr) == (2, "Error: no workload in the store has a key that starts with ffffff\n")
+    with SqliteStore(path) as store:
+        store.add_graph(A[:20] + "0" * 44, {})
+    result = show(path, A[:6])
+    assert (result.exit_code, result.stderr) == (2, f"Error: 2 workloads have a key that starts with {A[:6]}: give more digits\n")
+
+
+def test_an_empty_store_says_how_to_fill_it(tmp_path):
+    path = tmp_path / "store.db"
+    SqliteStore(path).close()
+    assert show(path).output == "no winners yet: `tuner sweep SPEC` looks for some\n"
+    assert json.loads(show(path, "--json").output) == []
+
+
+def test_a_store_that_is_not_there_is_exit_code_4_and_is_not_made(tmp_path):
+    result = show(tmp_path / "store.db")
+    assert (result.exit_code, result.stderr) == (4, f"Error: no store at {tmp_path / 'store.db'}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_in_use_can_be_shown(path):
+    with SqliteStore(path):
+        assert show(path).exit_code == 0
