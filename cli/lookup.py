@@ -55,13 +55,15 @@ def lookup(spec: str, threads: int | None, store: Path | None, as_json: bool) ->
         program_key = workload.program_query.workload_key if workload.program_query else None
         found.append({**workload_json(workload.query, workload.spec, program_key), **answer.to_json(), "source": client.source})
         if not as_json:
-            known = answer.tier != "default"
             print_block(
                 f"{workload.spec}  graph {place} of {len(resolved)}  {workload.query.workload_key[:SHORT_KEY]}",
                 [
                     ("target", target_name(workload.query)),
                     ("winner", f"{answer.winner}: {answer.plan.describe()}" if answer.winner == "plan" else "default"),
-                    ("speed-up", speedup(answer.speedup, answer.speedup_low, answer.speedup_high) if known else ""),
+                    (
+                        "speed-up",
+                        speedup(answer.speedup, answer.speedup_low, answer.speedup_high) if answer.winner == "plan" else "",
+                    ),
                     ("tier", answer.tier),
                     ("generation", str(answer.generation)),
                     ("reason", answer.reason),

@@ -87,7 +87,13 @@ def target_name(query: Query) -> str:
 
 def named(fields: Mapping[str, Any]) -> str:
     """Fields in one line for people."""
-    return ", ".join(f"{name} {value}" for name, value in sorted(fields.items()))
+    return ", ".join(f"{name} {_text(value)}" for name, value in sorted(fields.items()))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + named(value) + "}"
+    return "; ".join(map(_text, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def speedup(value: float, low: float, high: float) -> str:

@@ -144,16 +144,14 @@ def print_details(store: Store, latest: tuple[Winner, int] | None, trials: Seque
     ]
     if latest:
         winner, generation = latest
-        final = [trial for trial in trials if trial.stage == "final" and trial.status == "ok" and trial.plan == winner.plan]
-        samples, processes = sum(len(trial.samples_ms) for trial in final), len({trial.process for trial in final})
         plan = winner.kind == "plan"
         lines += [
             ("winner", f"plan: {winner.plan.describe()}" if plan else "default, settled"),
             ("groups", describe_groups(winner.groups) if winner.groups else ""),
             ("speed-up", speedup(winner.speedup, winner.speedup_low, winner.speedup_high) if plan else ""),
             ("time", f"{winner.winner_ms:.4g} ms, default {winner.default_ms:.4g} ms" if plan else f"{winner.default_ms:.4g} ms"),
-            ("measured", f"{winner.policy.describe()}"),
-            ("samples", f"{samples} in {processes} process{'es' if processes != 1 else ''}" if final else ""),
+            ("measured", winner.policy.describe()),
+            ("samples", final_samples(winner, trials)),
             ("effort", f"{winner.effort}, space {winner.space_version}, generation {generation}"),
             ("evidence", named(winner.evidence)),
             ("provenance", named(winner.provenance)),
@@ -163,6 +161,18 @@ def print_details(store: Store, latest: tuple[Winner, int] | None, trials: Seque
     counts = Counter(trial.status for trial in trials)
     lines.append(("trials", ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status]) or "none"))
     print_block(f"{one['spec'] or 'workload'}  {one['workload_key'][:SHORT_KEY]}", lines)
+
+
+def final_samples(winner: Winner, trials: Sequence[Measurement]) -> str:
+    """How many samples of the winner the final took, in how many processes; every final trial has samples of the default."""
+    default = winner.kind == "default"
+    final = [trial for trial in trials if trial.stage == "final" and trial.status == "ok"]
+    counts = {
+        trial.process: len(trial.default_samples_ms if default else trial.samples_ms)
+        for trial in final
+        if default or trial.plan == winner.plan
+    }
+    return f"{sum(counts.values())} in {len(counts)} process{'es' if len(counts) != 1 else ''}" if counts else ""
 
 
 def failed(trials: Sequence[Measurement]) -> dict[str, int]:

@@ -103,9 +103,14 @@ def test_the_explanation_as_json_counts_candidates(path):
 
 
 def test_a_settled_default_is_explained_without_a_speed_up(path):
+    two = {"plan": NATIVE, "stage": "final", "default_samples_ms": (2.0, 2.0, 2.0)}
+    with SqliteStore(path) as store:
+        for trial in (two, {**two, "plan": KNOB}, {**two, "process": "2"}):
+            store.add_measurement(measurement(query("b"), **trial))
     output = show(path, B[:8]).output
     assert "default, settled" in output
     assert "speed-up" not in output
+    assert "6 in 2 processes" in output
 
 
 def test_a_sweep_that_did_not_end_is_shown_too(tmp_path):

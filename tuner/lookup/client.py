@@ -29,8 +29,8 @@ class Client:
     The daemon is asked where its socket exists, with half of the time that is left; when that fails once, this process reads the
     store itself from then on. When `settings.deadline_ms` is used up, all look-ups together, every answer is the default at once.
 
-    counts: how look-ups ended. "hit", "miss" (an answer of tier default), "program_hit", "program_miss", "disabled", "deadline";
-    and what went wrong on the way: "daemon_error", "socket_ignored", "store_error", "invalid_plan".
+    counts: how look-ups ended, one of "hit", "miss" (an answer of tier default), "program_hit", "program_miss" for each; and what
+    happened on the way: "disabled", "deadline", "daemon_error", "socket_ignored", "store_error", "invalid_plan".
     source: where the last answer came from. warnings: what went wrong, the first of each kind; the very first is also logged.
     """
 
