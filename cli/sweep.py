@@ -16,12 +16,12 @@ from tuner.errors import SpecError, UsageError, WorkerError
 if TYPE_CHECKING:
     from tuner.search.sweep import Outcome, Sweep
 
+EFFORTS = ("quick", "normal", "full")
+
 
 @click.command()
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
-@click.option(
-    "--effort", type=click.Choice(["quick", "normal", "full"]), default="normal", show_default=True, help="How much to search."
-)
+@click.option("--effort", type=click.Choice(EFFORTS), default="normal", show_default=True, help="How much to search.")
 @click.option("--trials", type=int, default=None, help="Candidates to compile per workload, at most.  [default: by effort]")
 @click.option("--seconds", type=float, default=None, help="Seconds to screen one workload, at most; the final comes on top.")
 @click.option("--threads", type=int, default=None, help="Tune for this many threads.  [default: torch's own number]")
@@ -54,11 +54,11 @@ def sweep(
     from tuner.cache.sqlite import SqliteStore
     from tuner.cli.sweep_table import watched
     from tuner.measurement import Policy
-    from tuner.search.effort import EFFORTS
+    from tuner.search.effort import EFFORTS as PROFILES
     from tuner.search.sweep import plan_sweep, run_sweep
     from tuner.search.workloads import resolve
 
-    chosen = EFFORTS[effort]
+    chosen = PROFILES[effort]
     chosen = replace(
         chosen,
         trials=chosen.trials if trials is None else trials,

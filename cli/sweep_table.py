@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tuner.cli.output import SHORT_KEY
 from tuner.search.progress import Progress
 from tuner.search.sweep import Outcome, Sweep
 
@@ -58,9 +59,7 @@ class Lines:
             phase = outcome.progress.phase
             if self.phases.get(i, "waiting") != phase:
                 self.phases[i] = phase
-                click.echo(
-                    f"{outcome.resolved.spec} [{outcome.resolved.query.workload_key[:12]}] {phase}: {_state(outcome.progress)}"
-                )
+                click.echo(f"{_name(outcome)} {phase}: {_state(outcome.progress)}")
 
     def finish(self) -> None:
         for outcome in self.sweep.outcomes:
@@ -111,6 +110,10 @@ def _table(sweep: Sweep) -> Group:
     return Group(table)
 
 
+def _name(outcome: Outcome) -> str:
+    return f"{outcome.resolved.spec} [{outcome.resolved.query.workload_key[:SHORT_KEY]}]"
+
+
 def _per_minute(p: Progress) -> float:
     return 60 * (p.measured + p.failed.total()) / p.elapsed_s if p.elapsed_s else 0.0
 
@@ -129,7 +132,7 @@ def _state(p: Progress) -> str:
 
 def result_lines(outcome: Outcome) -> list[str]:
     """The result of one workload for people."""
-    name = f"{outcome.resolved.spec} [{outcome.resolved.query.workload_key[:12]}]"
+    name = _name(outcome)
     winner, p = outcome.winner, outcome.progress
     if winner is None:
         return [f"{name}: {outcome.error or 'not finished'}"]

@@ -1,4 +1,4 @@
-"""Interleaved samples of several functions, and the peak of their memory."""
+"""Interleaved samples of several functions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-
-from torch.profiler import ProfilerActivity, profile
 
 CLOCKS: dict[str, Callable[[], int]] = {"thread": time.thread_time_ns, "wall": time.perf_counter_ns}
 # A sample is made of as many calls as the default needs for this long: the clock costs about a microsecond.
@@ -59,15 +57,3 @@ def interleaved(
         if gc_was_on:
             gc.enable()
     return times
-
-
-def peak_bytes(function: Callable[[], object]) -> int:
-    """Largest growth of memory allocated on the CPU by one call, in bytes, as the allocator reports it to the profiler."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        function()
-    allocated = peak = 0
-    for event in recorded.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            allocated += event.nbytes()
-            peak = max(peak, allocated)
-    return peak

@@ -14,10 +14,11 @@ import torch
 from torch import fx
 
 from tuner.compilers.inductor.apply import Realised, compile_candidate
-from tuner.compilers.inductor.decompose import late_decompose, table_without
+from tuner.compilers.inductor.decompose import TableWithout, late_decompose
 from tuner.errors import DuplicateCode, PlanNotRealised, UnsupportedGraph
 from tuner.measure.correctness import deviation
-from tuner.measure.timing import interleaved, peak_bytes, repetitions_for, time_calls
+from tuner.measure.memory import call_growth_bytes, resident_bytes
+from tuner.measure.timing import interleaved, repetitions_for, time_calls
 from tuner.plan import Groups, Plan, canonical_groups
 from tuner.workload.fx import make_inputs, to_fx
 from tuner.workload.graph import Graph
@@ -29,7 +30,10 @@ WARM_UP_CALLS = 5
 
 @dataclass
 class Entry:
-    """A compiled candidate. run: one call on the session's inputs. peak_bytes: inputs included, which stay alive during a call."""
+    """A compiled candidate. run: one call on the session's inputs.
+
+    peak_bytes: on the CPU, of a process that has loaded torch, holds the inputs, and makes this call: what its user sees of it.
+    """
 
     run: Callable[[], Any]
     realised: Realised
@@ -45,7 +49,9 @@ class Session:
             if any(word in name.split(".")[1] for word in RANDOM_OPS):
                 raise UnsupportedGraph("random", f"{name} draws random numbers: outputs cannot be compared with eager")
         self.graph, self.clock = graph, clock
+        resident_bytes()
         self.inputs = make_inputs(graph, seed)
+        self.input_bytes = sum(value.untyped_storage().nbytes() for value in self.inputs)
         self.originals = {i: self.inputs[i].clone() for i in graph.mutated}
         self.entries: dict[str, Entry] = {}
         self.reference = self._outcome(fx.Interpreter(self._module(Plan())).run)
@@ -74,7 +80,7 @@ class Session:
             static_input_idxs=self.graph.static_inputs,
             is_inference=True,
             graph_id=0,
-            get_decomp_fn=lambda: table_without(plan.native),
+            get_decomp_fn=TableWithout(plan.native),
         )
         return Entry(lambda: compiled(list(self.inputs)), realised, float("inf"), 0)
 
@@ -94,9 +100,9 @@ class Session:
         return self._outcome(lambda *_: entry.run())
 
     def _peak(self, entry: Entry) -> int:
-        peak = peak_bytes(entry.run)
+        growth = call_growth_bytes(entry.run)
         self.restore()
-        return peak + sum(value.untyped_storage().nbytes() for value in self.inputs)
+        return resident_bytes() + self.input_bytes + growth
 
     def _rough_ms(self, entry: Entry) -> float:
         restore = self.restore if self.originals else None

@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from tuner.errors import UnsupportedGraph
-from tuner.workload.graph import Graph, InputRange, Node, TensorMeta
+from tuner.workload.graph import Graph, InputData, Node, TensorMeta
 
 # Namespaces whose ops are there in every process; others exist only where their library was imported.
 REBUILDABLE_NAMESPACES = ("aten", "prims")
-# What an unknown float or integer input is drawn from.
-UNSEEN = InputRange(0, 1)
+# What an input is drawn from that was never seen.
+UNSEEN = InputData(0, 1)
+# Inputs made of fewer runs, and longer ones on average, are kept whole. A causal mask of 2,048 x 2,048 has 4,096 runs; weights
+# that were trained have as many runs as elements.
+MAX_RUNS = 8192
+MIN_RUN_LENGTH = 8
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
@@ -184,7 +189,7 @@ def from_fx(gm: fx.GraphModule, phase: str = "inference", static_inputs: Iterabl
         nodes=tuple(nodes),
         outputs=encode(output.args[0], index, output),
         order=tuple(index[node] for node in gm.graph.nodes if node in index),
-        ranges=(UNSEEN,) * len(placeholders),
+        data=(UNSEEN,) * len(placeholders),
         static_inputs=tuple(static_inputs),
         mutated=tuple(i for i, node in enumerate(placeholders) if node in written),
     )
@@ -226,42 +231,62 @@ def empty(meta: TensorMeta) -> torch.Tensor:
     return torch.empty_strided(meta.shape, meta.stride, dtype=getattr(torch, meta.dtype), device=meta.device)
 
 
-def fill(tensor: torch.Tensor, span: InputRange, generator: torch.Generator) -> torch.Tensor:
-    """Fills `tensor` in place with values drawn uniformly from [low, high]; integers include both ends."""
-    if tensor.dtype == torch.bool:
-        mixed = span.low != span.high
-        values = torch.rand(tensor.shape, generator=generator) < 0.5 if mixed else torch.full(tensor.shape, bool(span.low))
+def written_once(tensor: torch.Tensor) -> tuple[slice, ...]:
+    """Index of the part of `tensor` that has memory of its own: one element of each dimension of stride 0."""
+    return tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+
+
+def fill(tensor: torch.Tensor, seen: InputData, generator: torch.Generator) -> torch.Tensor:
+    """Fills `tensor` in place with data like that seen.
+
+    The same runs, where they were kept. Else floats come from a normal distribution with the mean and deviation seen, cut off at
+    the bounds, integers uniformly from the bounds, and booleans are true as often.
+    """
+    once = written_once(tensor)
+    shape = tensor[once].shape
+    if seen.runs is not None:
+        runs = [decode(value, {}) for value, _ in seen.runs]
+        lengths = torch.tensor([length for _, length in seen.runs])
+        values = torch.tensor(runs, dtype=tensor.dtype).repeat_interleave(lengths).reshape(shape)
+    elif tensor.dtype == torch.bool:
+        values = torch.rand(shape, generator=generator) < seen.mean
     elif tensor.dtype.is_floating_point:
         wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        values = torch.rand(tensor.shape, generator=generator, dtype=wide) * (float(span.high) - float(span.low)) + float(
-            span.low
-        )
+        values = torch.randn(shape, generator=generator, dtype=wide).mul_(seen.std).add_(seen.mean)
+        values = values.clamp_(float(seen.low), float(seen.high))
     elif tensor.dtype.is_complex:
-        values = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        values = torch.randn(shape, generator=generator, dtype=tensor.dtype)
     else:
-        values = torch.randint(int(span.low), int(span.high) + 1, tensor.shape, generator=generator, dtype=torch.int64)
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        values = values[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
-        tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())] = values.to(tensor.dtype)
-        return tensor
-    return tensor.copy_(values)
+        values = torch.randint(int(seen.low), int(seen.high) + 1, shape, generator=generator, dtype=torch.int64)
+    tensor[once] = values.to(tensor.dtype)
+    return tensor
 
 
 def make_inputs(graph: Graph, seed: int) -> list[torch.Tensor]:
-    """Fresh random inputs of the right dtype, shape, stride and device, within the ranges seen at capture."""
+    """Fresh inputs of the right dtype, shape, stride and device, with data like that seen at capture."""
     generator = torch.Generator().manual_seed(seed)
     metas = [TensorMeta.from_json(node.value) for node in graph.inputs]
-    return [fill(empty(meta), span, generator) for meta, span in zip(metas, graph.ranges, strict=True)]
+    return [fill(empty(meta), seen, generator) for meta, seen in zip(metas, graph.data, strict=True)]
 
 
-def seen_range(tensor: torch.Tensor) -> InputRange:
-    """Smallest and largest finite value of `tensor`."""
+def seen_in(tensor: torch.Tensor) -> InputData:
+    """What is to be remembered of `tensor`."""
     if tensor.numel() == 0 or tensor.dtype.is_complex:
         return UNSEEN
-    if tensor.dtype == torch.bool:
-        return InputRange(int(tensor.all()), int(tensor.any()))
+    flat = tensor.detach()[written_once(tensor)].reshape(-1)
+    starts = (flat[1:] != flat[:-1]).nonzero().flatten() + 1
+    runs = None
+    if len(starts) < min(MAX_RUNS, len(flat) / MIN_RUN_LENGTH):
+        bounds = [0, *starts.tolist(), len(flat)]
+        values = flat[torch.tensor(bounds[:-1])].tolist()
+        runs = tuple(
+            (encode(value, {}, "input"), end - start) for value, start, end in zip(values, bounds, bounds[1:], strict=False)
+        )
+    finite = flat.double()
+    finite = finite[finite.isfinite()]
+    if finite.numel() == 0:
+        return replace(UNSEEN, runs=runs)
+    low, high, mean, std = (float(x) for x in (finite.min(), finite.max(), finite.mean(), finite.std(correction=0)))
     if not tensor.dtype.is_floating_point:
-        return InputRange(int(tensor.min()), int(tensor.max()))
-    values = tensor.detach().double()
-    values = values[values.isfinite()]
-    return InputRange(float(values.min()), float(values.max())) if values.numel() else UNSEEN
+        low, high = int(flat.min()), int(flat.max())
+    return InputData(low, high, mean, std, runs)

@@ -16,7 +16,7 @@ from tuner.answer import Answer, ProgramAnswer
 from tuner.compilers.inductor import events
 from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
 from tuner.compilers.inductor.apply import Realised, applied, own_error
-from tuner.compilers.inductor.decompose import late_decompose, native_table, table_without
+from tuner.compilers.inductor.decompose import TableWithout, late_decompose, native_table
 from tuner.compilers.inductor.hooks import compile_fx, compile_fx_inner, compiler_config, inductor_config, missing_hooks
 from tuner.compilers.inductor.program import is_training, program_key
 from tuner.errors import PlanNotRealised, UnsupportedGraph
@@ -105,8 +105,8 @@ class Pinned:
         return bool(self.answer.cache_tag)
 
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any]) -> Any:
-        # Where a plan keeps ops native, AOTAutograd leaves all ops undecomposed that may stay native, and the inner step decomposes
-        # those that this plan does not keep: so what is compiled is what was measured, and the graph's key can still be taken.
+        # Where a plan keeps ops native, AOTAutograd leaves all ops undecomposed that may stay native, and the inner step
+        # decomposes those that this plan does not keep: what is compiled is what was measured, and has the key it should have.
         decompositions = native_table() if self.answer.native else None
         with self._tagged():
             return compile_fx(
@@ -159,7 +159,7 @@ class Pinned:
         """The inner step with only `native` left undecomposed."""
         if self.answer.native:
             gm = late_decompose(gm, native)
-            kwargs = {**kwargs, "get_decomp_fn": lambda: table_without(native)}
+            kwargs = {**kwargs, "get_decomp_fn": TableWithout(tuple(native))}
         return compile_fx_inner(gm, example_inputs, **kwargs)
 
     def _answer_for(self, gm: fx.GraphModule) -> tuple[str, Answer | None, str]:

@@ -1,4 +1,4 @@
-"""Run a callable once and keep the graphs that Inductor would be given, with the ranges of their inputs. Compiles no C++."""
+"""Run a callable once and keep the graphs that Inductor would be given, with what was seen in their inputs. Compiles no C++."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tuner.compilers.inductor.hooks import compile_fx, dynamo_config, functorch_
 from tuner.compilers.inductor.program import is_training, program_key
 from tuner.errors import SpecError, UnsupportedGraph
 from tuner.search_spaces.native import NATIVE_OPS
-from tuner.workload.fx import from_fx, seen_range
-from tuner.workload.graph import Graph, InputRange
+from tuner.workload.fx import from_fx, seen_in
+from tuner.workload.graph import Graph, InputData
 
 
 @dataclass
@@ -70,8 +70,8 @@ def _recorder(programs: list[Program]) -> Callable[..., Any]:
             program.graphs.append(graph)
 
             def run(inputs: list[Any]) -> Any:
-                seen = tuple(seen_range(value) for value in inputs)
-                program.graphs[place] = with_ranges(program.graphs[place], seen)
+                seen = tuple(seen_in(value) for value in inputs)
+                program.graphs[place] = with_data(program.graphs[place], seen)
                 outputs = made.forward(*inputs)
                 inputs.clear()
                 return outputs
@@ -84,10 +84,10 @@ def _recorder(programs: list[Program]) -> Callable[..., Any]:
     return backend
 
 
-def with_ranges(graph: Graph, ranges: tuple[InputRange, ...]) -> Graph:
-    """`graph` and its native form with these input ranges."""
-    native = None if graph.native_form is None else replace(graph.native_form, ranges=ranges)
-    return replace(graph, ranges=ranges, native_form=native)
+def with_data(graph: Graph, data: tuple[InputData, ...]) -> Graph:
+    """`graph` and its native form with what was seen in the inputs."""
+    native = None if graph.native_form is None else replace(graph.native_form, data=data)
+    return replace(graph, data=data, native_form=native)
 
 
 def capture(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Program]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,16 @@ def table_without(ops: Iterable[str]) -> Table:
     """Inductor's decomposition table but for `ops`, named as "aten.gelu.default"."""
     kept = frozenset(ops)
     return {op: decomposition for op, decomposition in select_decomp_table().items() if str(op) not in kept}
+
+
+@dataclass(frozen=True)
+class TableWithout:
+    """`table_without(ops)` as a value: Inductor pickles what it is given as get_decomp_fn into its cache key."""
+
+    ops: tuple[str, ...]
+
+    def __call__(self) -> Table:
+        return table_without(self.ops)
 
 
 def native_table() -> Table:
