@@ -57,7 +57,7 @@ class StoreReader:
         """What is known of a program: one answer for each of its graphs, by exact-match key, in order."""
         with self._transaction() as connection:
             generation = _generation(connection) if connection else 0
-            sql = "SELECT graph_exact_key FROM programs WHERE exact_key = ? ORDER BY graph_exact_key"
+            sql = "SELECT graph_exact_key FROM programs WHERE exact_key = ? ORDER BY position"
             rows = connection.execute(sql, (query.exact_key,)).fetchall() if connection else []
             if connection is None or not rows:
                 self.outcomes["program_miss"] += 1
