@@ -349,3 +349,10 @@ def test_a_settled_default_is_a_hit(settings):
     client = Client(settings)
     assert client.lookup(query()).winner == "default"
     assert client.counts == {"hit": 1}
+
+
+def test_an_answer_without_end_is_cut_off(settings):
+    with daemon(settings.socket, endless):
+        client = Client(settings)
+        assert client.lookup(query()).plan == NATIVE
+    assert "larger than" in client.warnings["daemon_error"]
