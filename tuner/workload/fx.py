@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from tuner.errors import UnsupportedGraph
 from tuner.workload.graph import Graph, InputData, Node, TensorMeta
@@ -154,10 +155,11 @@ def _constant(gm: fx.GraphModule, node: fx.Node) -> Node:
         value = getattr(value, part)
     if not isinstance(value, torch.Tensor):
         raise UnsupportedGraph("unsupported_node", f"node {node} is a constant of type {type(value).__name__}")
-    if value.numel() == 1:
-        item = value.item()
-        return Node("constant", "scalar", [encode(item, {}, node)], {}, tensor_meta(value))
-    content = "zero" if value.numel() == 0 or not bool(value.any()) else "other"
+    # The compiler calls us under its fake mode, in which a real tensor cannot be read.
+    with unset_fake_temporarily():
+        if value.numel() == 1:
+            return Node("constant", "scalar", [encode(value.item(), {}, node)], {}, tensor_meta(value))
+        content = "zero" if value.numel() == 0 or not bool(value.any()) else "other"
     return Node("constant", content, [], {}, tensor_meta(value))
 
 
