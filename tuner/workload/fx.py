@@ -70,17 +70,18 @@ def canonical_order(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in order if node.op == "placeholder"] + [node for node in order if node.op != "placeholder"]
 
 
-def tensor_meta(value: Any) -> Any:
-    """Metadata of a node's value as JSON. Raises UnsupportedGraph for sizes that are symbols."""
+def tensor_meta(value: Any, node: object = "an input") -> Any:
+    """Metadata of a node's value as JSON. Raises UnsupportedGraph, naming the node, for sizes that are symbols."""
     if isinstance(value, torch.Tensor):
         if any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())):
-            raise UnsupportedGraph("symbolic_sizes", f"symbolic sizes are not supported yet: {tuple(value.shape)}")
+            sizes = tuple(value.shape)
+            raise UnsupportedGraph("symbolic_sizes", f"{node} has symbolic sizes, which are not supported yet: {sizes}")
         dtype = str(value.dtype).removeprefix("torch.")
         return TensorMeta(dtype, tuple(value.shape), tuple(value.stride()), value.device.type).to_json()
     if isinstance(value, list | tuple):
-        return [tensor_meta(item) for item in value]
+        return [tensor_meta(item, node) for item in value]
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        raise UnsupportedGraph("symbolic_sizes", "symbolic sizes are not supported yet")
+        raise UnsupportedGraph("symbolic_sizes", f"{node} is a symbolic number, which is not supported yet")
     return None
 
 
@@ -173,7 +174,7 @@ def from_fx(gm: fx.GraphModule, phase: str = "inference", static_inputs: Iterabl
         if node.op == "get_attr":
             nodes.append(_constant(gm, node))
         elif node.op == "placeholder":
-            meta = tensor_meta(node.meta.get("val"))
+            meta = tensor_meta(node.meta.get("val"), f"node {node}")
             if meta is None or not isinstance(meta[0], str):
                 raise UnsupportedGraph("unsupported_node", f"input {node} is not a tensor")
             nodes.append(Node("input", "", [], {}, meta))
@@ -181,7 +182,7 @@ def from_fx(gm: fx.GraphModule, phase: str = "inference", static_inputs: Iterabl
             name = op_name(node.target, node)
             args = [encode(arg, index, node) for arg in node.args]
             kwargs = {key: encode(value, index, node) for key, value in sorted(node.kwargs.items())}
-            nodes.append(Node("call", name, args, kwargs, tensor_meta(node.meta.get("val"))))
+            nodes.append(Node("call", name, args, kwargs, tensor_meta(node.meta.get("val"), f"node {node}")))
         else:
             raise UnsupportedGraph("unsupported_node", f"node {node} is a {node.op}")
     (output,) = gm.graph.find_nodes(op="output")
