@@ -260,7 +260,8 @@ def fill(tensor: torch.Tensor, seen: InputData, generator: torch.Generator) -> t
     elif tensor.dtype.is_complex:
         values = torch.randn(shape, generator=generator, dtype=tensor.dtype)
     else:
-        values = torch.randint(int(seen.low), int(seen.high) + 1, shape, generator=generator, dtype=torch.int64)
+        end = min(int(seen.high) + 1, torch.iinfo(torch.int64).max)
+        values = torch.randint(int(seen.low), end, shape, generator=generator, dtype=torch.int64)
     tensor[once] = values.to(tensor.dtype)
     return tensor
 
@@ -289,7 +290,13 @@ def seen_in(tensor: torch.Tensor) -> InputData:
     finite = finite[finite.isfinite()]
     if finite.numel() == 0:
         return replace(UNSEEN, runs=runs)
-    low, high, mean, std = (float(x) for x in (finite.min(), finite.max(), finite.mean(), finite.std(correction=0)))
+    low, high = float(finite.min()), float(finite.max())
+    # The sum and the squares of numbers near the largest double are infinite, those of their shares of it are not.
+    scale = max(abs(low), abs(high)) or 1.0
+    shares = finite / scale
+    mean, std = scale * float(shares.mean()), scale * float(shares.std(correction=0))
     if not tensor.dtype.is_floating_point:
-        low, high = int(flat.min()), int(flat.max())
+        # Torch has no minimum of wide unsigned integers; those past int64 wrap around here, and back when inputs are made.
+        whole = flat.to(torch.int64)
+        low, high = int(whole.min()), int(whole.max())
     return InputData(low, high, mean, std, runs)

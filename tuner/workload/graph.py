@@ -66,7 +66,7 @@ class InputData:
     high: float | int
     mean: float = 0.5
     std: float = 0.3
-    runs: tuple[tuple[Any, int], ...] | None = None
+    runs: tuple[tuple[Any, int], ...] | None = field(default=None, hash=False)
 
     def to_json(self) -> list[Any]:
         return [self.low, self.high, self.mean, self.std, None if self.runs is None else [list(run) for run in self.runs]]
