@@ -35,6 +35,8 @@ class Worker:
         )
         self.name = f"{os.uname().nodename}:{self._process.pid}:{int(time.time())}"
         self._buffer = b""
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
 
     @property
     def pid(self) -> int:
@@ -42,13 +44,9 @@ class Worker:
 
     def ask(self, timeout_s: float, **request: Any) -> Any:
         """The child's answer. Raises WorkerTimeout (the child is killed then), WorkerDied, UnsupportedGraph, WorkerError."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise self._died() from None
-        answer = json.loads(self._read_line(timeout_s))
+        deadline = time.monotonic() + timeout_s
+        self._write(json.dumps(request).encode() + b"\n", deadline, timeout_s)
+        answer = json.loads(self._read_line(deadline, timeout_s))
         if "error" in answer:
             error = answer["error"]
             if error["kind"] == "UnsupportedGraph":
@@ -56,15 +54,29 @@ class Worker:
             raise WorkerError(error["message"])
         return answer["ok"]
 
-    def _read_line(self, timeout_s: float) -> bytes:
+    def _write(self, data: bytes, deadline: float, timeout_s: float) -> None:
+        # A request larger than the pipe waits for the child to read it, and a child that hangs never does.
+        assert self._process.stdin is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdin, selectors.EVENT_WRITE)
+            while data:
+                self._wait(selector, deadline, timeout_s)
+                try:
+                    data = data[os.write(self._process.stdin.fileno(), data) :]
+                except BrokenPipeError:
+                    raise self._died() from None
+
+    def _wait(self, selector: selectors.BaseSelector, deadline: float, timeout_s: float) -> None:
+        if not selector.select(max(0.0, deadline - time.monotonic())):
+            self.kill()
+            raise WorkerTimeout(f"no answer within {timeout_s:.0f} s: the measuring process was killed")
+
+    def _read_line(self, deadline: float, timeout_s: float) -> bytes:
         assert self._process.stdout is not None
-        deadline = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    self.kill()
-                    raise WorkerTimeout(f"no answer within {timeout_s:.0f} s: the measuring process was killed")
+                self._wait(selector, deadline, timeout_s)
                 chunk = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not chunk:
                     raise self._died()
