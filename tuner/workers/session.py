@@ -24,7 +24,11 @@ from tuner.workload.fx import make_inputs, to_fx
 from tuner.workload.graph import Graph
 
 DEFAULT_KEY = Plan().key
-RANDOM_OPS = ("rand", "dropout", "bernoulli", "multinomial", "normal", "seed")
+# Words in the names of the ops that torch tags as drawing random numbers, but for attention, which draws none without dropout.
+RANDOM_OPS = (
+    *("rand", "dropout", "bernoulli", "multinomial", "normal", "seed", "uniform", "exponential", "cauchy", "geometric"),
+    *("poisson", "binomial", "standard_gamma", "dirichlet", "rrelu"),
+)
 WARM_UP_CALLS = 5
 
 
@@ -57,6 +61,8 @@ class Session:
         self.reference = self._outcome(fx.Interpreter(self._module(Plan())).run)
         self.entries[DEFAULT_KEY] = entry = self._compile(Plan(), None, ())
         entry.error = deviation(self._outcome_of(entry), self.reference)
+        if entry.error == float("inf"):
+            raise UnsupportedGraph("unchecked", "the compiler's default itself differs from eager: nothing could be checked by it")
         # The default is what users get without us: where it strays from eager itself, candidates may stray twice as far.
         self.allowed_error = max(1.0, 2 * entry.error)
         entry.peak_bytes = self._peak(entry)
