@@ -38,8 +38,6 @@ NATIVE_OPS: frozenset[str] = frozenset(
         "aten._prelu_kernel.default",
         # casts, element-wise compositions
         "aten._to_copy.default",
-        "aten.addcdiv.default",
-        "aten.addcmul.default",
         "aten.lerp.Scalar",
         "aten.lerp.Tensor",
         "aten.masked_fill.Scalar",
