@@ -81,3 +81,7 @@ def _line(error: Exception) -> str:
 @click.version_option(__version__, prog_name="tuner", help="Show the version and exit.")
 def main(debug: bool) -> None:
     """Search fusion groupings and kernel configs per graph and architecture, and serve the winners to torch.compile."""
+
+
+if __name__ == "__main__":
+    main()

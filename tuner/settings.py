@@ -14,13 +14,16 @@ PROTOCOL = 1
 @dataclass(frozen=True)
 class Settings:
     """disabled: compile by default, ask nobody. store: path of the store. socket: the daemon's Unix socket.
-    deadline_ms: milliseconds that look-ups may take in this process, all together, before it stops asking.
+
+    deadline_ms: milliseconds that look-ups may take in this process, all together, before it stops asking. read_back: report the
+    groups also of graphs that are compiled by default; those then have entries of their own in the compile caches.
     """
 
     disabled: bool
     store: Path
     socket: Path
     deadline_ms: float = 250.0
+    read_back: bool = False
 
     @staticmethod
     def from_environment(environ: Mapping[str, str] = os.environ, store: Path | None = None) -> Settings:
@@ -32,6 +35,7 @@ class Settings:
             raise ValueError("TUNER_DEADLINE_MS must be a positive number of milliseconds")
         return Settings(
             disabled=environ.get("TUNER_DISABLE", "") not in ("", "0"),
+            read_back=environ.get("TUNER_READ_BACK", "") not in ("", "0"),
             store=path,
             socket=socket,
             deadline_ms=deadline_ms,

@@ -26,7 +26,7 @@ class Effort:
 
 
 EFFORTS: dict[str, Effort] = {
-    "quick": Effort("quick", trials=16, seconds=60.0),
+    "quick": Effort("quick", trials=24, seconds=60.0),
     "normal": Effort("normal", trials=60, seconds=300.0, final_samples=100),
     "full": Effort("full", trials=10_000, seconds=3600.0, final_samples=150, racers=6, finalists=3, processes=5),
 }

@@ -119,7 +119,7 @@ class Pinned:
 
     def _tagged(self) -> contextlib.AbstractContextManager[Any]:
         """The compile caches' key with our plans in it; both caches are asked under it."""
-        tag = self.answer.cache_tag
+        tag = self.answer.cache_tag + ("-read-back" if self.door.settings.read_back else "")
         return compiler_config.patch(cache_key_tag=tag) if tag else contextlib.nullcontext()
 
     def _inner_compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -131,9 +131,10 @@ class Pinned:
             _swallowed("graph look-up", error)
             key, answer, reason = "", None, "look-up error"
         if answer is None or answer.plan.is_default:
-            with self._tagged():
+            read = Realised({}) if self.door.settings.read_back else None
+            with self._tagged(), applied(Plan(), read) if read is not None else contextlib.nullcontext():
                 compiled = self._compile_keeping(gm, example_inputs, (), kwargs)
-            self._record(key, answer, "default", answer.reason if answer is not None else reason)
+            self._record(key, answer, "default", answer.reason if answer is not None else reason, read)
             return compiled
         realised = Realised({})
         plan = answer.plan

@@ -1,0 +1,60 @@
+"""Compile examples in a process of its own with backend="tuner", and time what was served against Inductor's default.
+
+Usage: served.py SPEC... ; prints one JSON object a SPEC. Times are medians of interleaved samples, thread clock, one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+import tuner
+from tuner.measure.statistics import speedup_of
+from tuner.measure.timing import interleaved, repetitions_for, time_calls
+from tuner.workload.spec import load_spec
+
+SAMPLES = 60
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        for spec in sys.argv[1:]:
+            function, inputs = load_spec(spec)
+            default = torch.compile(function, backend="inductor", dynamic=False)
+            served = torch.compile(function, backend="tuner", dynamic=False)
+            default(*inputs)
+            tuner.reset_report()
+            served(*inputs)
+            graphs = tuner.report()["served"]
+            originals = [value.clone() for value in inputs]
+            served(*inputs)
+            writes = any(not torch.equal(*pair) for pair in zip(inputs, originals, strict=True))
+
+            def restore(inputs: tuple[torch.Tensor, ...] = inputs, originals: list[torch.Tensor] = originals) -> None:
+                for value, original in zip(inputs, originals, strict=True):
+                    value.copy_(original)
+
+            calls = [lambda f=f, inputs=inputs: f(*inputs) for f in (default, served)]  # type: ignore[misc]
+            repetitions = repetitions_for(min(time_calls(calls[0], 3, "thread", None) for _ in range(3)))
+            with torch.compiler.set_stance("fail_on_recompile"):
+                times = interleaved(calls, SAMPLES, repetitions, "thread", restore if writes else None, seed=0)
+            speedup = speedup_of([(times[0], times[1])])
+            row = {
+                "spec": spec,
+                "tiers": sorted({graph.tier for graph in graphs}),
+                "winners": [graph.winner for graph in graphs],
+                "outcomes": [graph.outcome for graph in graphs],
+                "sources": sorted({graph.source for graph in graphs}),
+                "groups_as_stored": bool(graphs) and all(g.realised is not None and g.realised == g.expected for g in graphs),
+                "speedup": speedup.value,
+                "speedup_low": speedup.low,
+                "speedup_high": speedup.high,
+            }
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
