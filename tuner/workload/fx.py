@@ -250,7 +250,9 @@ def fill(tensor: torch.Tensor, seen: InputData, generator: torch.Generator) -> t
     if seen.runs is not None:
         runs = [decode(value, {}) for value, _ in seen.runs]
         lengths = torch.tensor([length for _, length in seen.runs])
-        values = torch.tensor(runs, dtype=tensor.dtype).repeat_interleave(lengths).reshape(shape)
+        # Indexing, unlike repeat_interleave of the values, knows every dtype.
+        places = torch.arange(len(runs)).repeat_interleave(lengths)
+        values = torch.tensor(runs, dtype=tensor.dtype)[places].reshape(shape)
     elif tensor.dtype == torch.bool:
         values = torch.rand(shape, generator=generator) < seen.mean
     elif tensor.dtype.is_floating_point:
