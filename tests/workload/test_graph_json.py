@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn import functional
-from tracing import graph_of, numbers, random_program, random_program_inputs, traced
+from tracing import copied, graph_of, numbers, random_program, random_program_inputs, traced
 
 from tuner.errors import SpecError
 from tuner.workload.fx import from_fx, make_inputs, to_fx
@@ -134,10 +134,6 @@ def test_a_rebuilt_graph_runs_on_inputs_made_for_it(case):
         assert (value.dtype, value.shape, value.stride()) == (seen.dtype, seen.shape, seen.stride())
     with torch.no_grad():
         to_fx(graph)(*made)
-
-
-def copied(value: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value)
 
 
 def same(left, right) -> bool:

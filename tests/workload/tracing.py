@@ -20,6 +20,15 @@ def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> t
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).to(dtype)
 
 
+def copied(value: Any) -> Any:
+    """A copy of a tensor with the same strides, also where elements share memory; other values as they are."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty(0, dtype=value.dtype).set_(
+        value.detach().untyped_storage().clone(), value.storage_offset(), value.shape, value.stride()
+    )
+
+
 def traced(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> tuple[fx.GraphModule, Tensors]:
     """The first graph that Inductor is given for `function`, with copies of the tensors that it is called with."""
     found: list[fx.GraphModule] = []
@@ -29,7 +38,7 @@ def traced(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) ->
         found.append(gm)
 
         def run(values: Tensors) -> Any:
-            called.append([value.clone() if isinstance(value, torch.Tensor) else value for value in values])
+            called.append([copied(value) for value in values])
             return gm(*values)
 
         run._boxed_call = True  # type: ignore[attr-defined]
