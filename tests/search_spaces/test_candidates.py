@@ -1,0 +1,119 @@
+"""The candidates of a graph: in order of promise, each once, all of them valid."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tuner.plan import Groups, canonical_groups
+from tuner.search_spaces.fusion import no_fusion, single_splits
+from tuner.search_spaces.inductor_knobs import KNOBS
+from tuner.search_spaces.native import NATIVE_OPS
+from tuner.search_spaces.space import candidates
+from tuner.search_spaces.validate import check_plan, validate_plan
+
+
+def leaves(count: int) -> list[str]:
+    return [f"{i}:16x{i + 1}|:ComputedBuffer.Pointwise:0" for i in range(count)]
+
+
+def partition(count: int, seed: int) -> Groups:
+    """A random partition of `count` leaves."""
+    draw = random.Random(seed)
+    groups: dict[int, list[str]] = {}
+    for leaf in leaves(count):
+        groups.setdefault(draw.randrange(count), []).append(leaf)
+    return canonical_groups(groups.values())
+
+
+PARTITIONS = [
+    (),
+    canonical_groups([leaves(1)]),
+    canonical_groups([leaf] for leaf in leaves(3)),
+    canonical_groups([leaves(2)]),
+    canonical_groups([leaves(7)]),
+    canonical_groups([leaves(4)[:2], leaves(4)[2:]]),
+    *(partition(count, seed) for seed, count in enumerate((3, 5, 8, 13, 40))),
+]
+
+
+@pytest.mark.parametrize("groups", PARTITIONS, ids=lambda groups: f"{len(groups)} groups")
+class TestGroupings:
+    def test_no_fusion_leaves_every_leaf_alone(self, groups):
+        alone = no_fusion(groups)
+        assert all(len(group) == 1 for group in alone)
+        assert sorted(leaf for (leaf,) in alone) == sorted(leaf for group in groups for leaf in group)
+
+    def test_a_group_of_n_leaves_is_split_in_n_minus_1_ways(self, groups):
+        splits = list(single_splits(groups))
+        assert len(splits) == sum(len(group) - 1 for group in groups)
+        assert len(set(splits)) == len(splits)
+        assert groups not in splits
+
+    def test_a_split_is_a_full_partition_in_canonical_order(self, groups):
+        for split in single_splits(groups):
+            assert sorted(leaf for group in split for leaf in group) == sorted(leaf for group in groups for leaf in group)
+            assert split == canonical_groups(split)
+
+    def test_a_split_cuts_one_group_and_leaves_the_others(self, groups):
+        for split in single_splits(groups):
+            (cut,) = set(groups) - set(split)
+            first, second = sorted(set(split) - set(groups), key=split.index)
+            assert first + second == cut
+
+
+def test_halves_come_before_slivers():
+    (group,) = groups = canonical_groups([leaves(6)])
+    sizes = [sorted(len(part) for part in split) for split in single_splits(groups)]
+    assert sizes[0] == [3, 3]
+    assert [min(size) for size in sizes] == [3, 2, 2, 1, 1]
+    assert len(group) == 6
+
+
+@pytest.mark.parametrize("groups", PARTITIONS, ids=lambda groups: f"{len(groups)} groups")
+@pytest.mark.parametrize("native", [(), ("aten.silu.default", "aten.gelu.default"), tuple(NATIVE_OPS)], ids=len)
+class TestCandidates:
+    def test_none_comes_twice_and_none_is_the_default(self, groups, native):
+        plans = [candidate.plan for candidate in candidates(groups, native)]
+        assert len({plan.key for plan in plans}) == len(plans)
+        assert not any(plan.is_default or plan.groups == groups for plan in plans)
+
+    def test_all_of_them_are_valid(self, groups, native):
+        for candidate in candidates(groups, native):
+            assert check_plan(candidate.plan) is candidate.plan
+            assert validate_plan(candidate.plan.to_json()) == candidate.plan
+            assert candidate.label
+
+    def test_every_native_op_comes_once(self, groups, native):
+        kept = [candidate.plan.native for candidate in candidates(groups, native) if candidate.plan.native]
+        assert kept == [(op,) for op in sorted(native)]
+
+    def test_every_trial_of_every_knob_comes_once_alone(self, groups, native):
+        alone = [candidate.plan.config[0] for candidate in candidates(groups, native) if len(candidate.plan.config) == 1]
+        assert sorted(alone) == sorted((name, value) for name, knob in KNOBS.items() for value in knob.trials)
+
+    def test_every_split_and_no_fusion_come_once(self, groups, native):
+        tried = [candidate.plan.groups for candidate in candidates(groups, native) if candidate.plan.groups is not None]
+        assert set(tried) == set(single_splits(groups)) | ({no_fusion(groups)} - {groups})
+        assert len(set(tried)) == len(tried)
+
+    def test_they_come_in_the_same_order_every_time(self, groups, native):
+        assert list(candidates(groups, native)) == list(candidates(groups, reversed(native)))
+
+
+def test_broad_changes_come_before_narrow_ones():
+    labels = [candidate.label for candidate in candidates(canonical_groups([leaves(4)]), ["aten.gelu.default"])]
+    assert labels[:3] == ["no fusion", "native aten.gelu.default", "realize all"]
+    assert labels[3 : 3 + len(KNOBS)] == sorted(KNOBS), "one value of each knob before the second of any"
+    assert labels[-3:] == ["split"] * 3
+    assert labels.index("split") == len(labels) - 3
+
+
+def test_a_graph_in_which_nothing_is_fused_still_has_knobs_to_try():
+    assert {candidate.label for candidate in candidates((), ())} == {"realize all", *KNOBS}
+
+
+def test_a_group_of_two_is_not_split_where_that_is_no_fusion():
+    plans = [candidate.plan for candidate in candidates(canonical_groups([leaves(2)]), ()) if candidate.plan.groups]
+    assert [plan.groups for plan in plans] == [canonical_groups([leaf] for leaf in leaves(2))]
