@@ -22,6 +22,9 @@ def check_plan(plan: Plan) -> Plan:
     for op in plan.native:
         if op not in NATIVE_OPS:
             raise PlanError(f"{op} is not declared as an op that may stay native")
+    if plan.groups == ():
+        # It has the default's key, since empty fields are not in keys, but would keep everything from being fused.
+        raise PlanError("a plan's groups hold no leaf")
     if plan.cuts or plan.kernels:
         raise PlanError("cuts and kernels are not supported by this version")
     return plan

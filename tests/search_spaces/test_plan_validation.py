@@ -32,7 +32,6 @@ GOOD = {
         Plan(native=("aten.gelu.default", "aten.silu.default")),
         Plan(config=(("realize_opcount_threshold", 1), ("realize_reads_threshold", 64))),
         Plan(groups=((LEAVES[0], LEAVES[2]), (LEAVES[1],))),
-        Plan(groups=()),
         Plan(native=("aten.gelu.default",), config=(("realize_acc_reads_threshold", 4),), groups=(LEAVES,)),
     ],
 )
@@ -104,6 +103,7 @@ MALFORMED = {
     "cuts as an object": changed(cuts={}),
     "a leaf twice in one group": changed(groups=[[LEAVES[0], LEAVES[0]]]),
     "a leaf in two groups": changed(groups=[[LEAVES[0]], [LEAVES[0], LEAVES[1]]]),
+    "no group": changed(groups=[]),
     "an empty group": changed(groups=[[LEAVES[0]], []]),
     "groups as a text": changed(groups="all"),
     "groups as an object": changed(groups={"0": [LEAVES[0]]}),
@@ -146,6 +146,7 @@ def test_a_plan_made_in_python_is_checked_as_well():
         Plan(config=(("realize_reads_threshold", True),)),
         Plan(cuts=("a",)),
         Plan(kernels=("a",)),
+        Plan(groups=()),
     ):
         with pytest.raises(PlanError):
             check_plan(plan)
