@@ -19,7 +19,6 @@ from tuner.cli.output import (
     settings_for,
     speedup,
     store_option,
-    target_name,
     workload_json,
 )
 from tuner.errors import StoreError
@@ -58,7 +57,7 @@ def lookup(spec: str, threads: int | None, store: Path | None, as_json: bool) ->
             print_block(
                 f"{workload.spec}  graph {place} of {len(resolved)}  {workload.query.workload_key[:SHORT_KEY]}",
                 [
-                    ("target", target_name(workload.query)),
+                    ("target", workload.query.target_name),
                     ("winner", f"{answer.winner}: {answer.plan.describe()}" if answer.winner == "plan" else "default"),
                     (
                         "speed-up",

@@ -14,7 +14,7 @@ import click
 from tuner.errors import UsageError
 from tuner.measurement import Winner
 from tuner.settings import Settings
-from tuner.target import Query, Target
+from tuner.target import Query
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 SHORT_KEY = 12
@@ -74,17 +74,6 @@ def print_block(title: str, lines: Sequence[tuple[str, str]]) -> None:
             click.echo(f"  {name.ljust(width)}  {value}")
 
 
-def target_name(query: Query) -> str:
-    """Canonical name of a query's target, `cpu/x86_64-avx2/2`."""
-    fields = query.target
-    return Target(
-        backend=str(fields.get("backend", "")),
-        arch=str(fields.get("arch", "")),
-        sku=str(fields.get("sku", "")),
-        cores=int(fields.get("cores", 0)),
-    ).name
-
-
 def named(fields: Mapping[str, Any]) -> str:
     """Fields in one line for people."""
     return ", ".join(f"{name} {_text(value)}" for name, value in sorted(fields.items()))
@@ -102,7 +91,7 @@ def speedup(value: float, low: float, high: float) -> str:
 
 def workload_json(query: Query, spec: str | None, program_key: str | None) -> dict[str, Any]:
     """The fields that name a workload."""
-    return {"spec": spec, "program_key": program_key, "workload_key": query.workload_key, "target": target_name(query)}
+    return {"spec": spec, "program_key": program_key, "workload_key": query.workload_key, "target": query.target_name}
 
 
 def winner_json(winner: Winner, generation: int) -> dict[str, Any]:

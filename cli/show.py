@@ -20,7 +20,6 @@ from tuner.cli.output import (
     settings_for,
     speedup,
     store_option,
-    target_name,
     winner_json,
     workload_json,
 )
@@ -61,7 +60,7 @@ def list_winners(store: Store, as_json: bool) -> None:
     rows = [
         (
             winner.query.workload_key[:SHORT_KEY],
-            target_name(winner.query),
+            winner.query.target_name,
             spec or "-",
             winner.kind,
             speedup(winner.speedup, winner.speedup_low, winner.speedup_high) if winner.kind == "plan" else "1",

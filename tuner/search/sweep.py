@@ -47,7 +47,7 @@ class Outcome:
             "spec": self.resolved.spec,
             "program_key": None if self.resolved.program_query is None else self.resolved.program_query.workload_key,
             "workload_key": self.resolved.query.workload_key,
-            "target": target_name(self.resolved.query),
+            "target": self.resolved.query.target_name,
             "candidates_measured": progress.measured,
             "candidates_duplicate": progress.duplicates,
             "candidates_refused": dict(progress.refused),
@@ -61,12 +61,6 @@ class Outcome:
             "plan": winner.plan.to_json() if winner and winner.kind == "plan" else None,
             **({"error": self.error} if self.error else {}),
         }
-
-
-def target_name(query: Query) -> str:
-    """Canonical name of the query's target."""
-    target = query.target
-    return f"{target['backend']}/{target['arch']}/{target['cores'] if target['backend'] == 'cpu' else target['sku']}"
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,32 +34,38 @@ def resolve(
     """
     import torch
 
-    from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
-    from tuner.compilers.inductor.capture import capture
     from tuner.workload.spec import is_stored_key, load_spec
 
     if threads is not None:
         torch.set_num_threads(threads)
-    where = (cpu_target().fields(), cpu_toolchain(), ambient())
-
-    def of(graph: Graph, program_key: str | None) -> Resolved:
-        for node in graph.inputs:
-            if node.value[3] != "cpu":
-                raise SpecError(f"{spec}: an input is on {node.value[3]}; only the CPU is supported yet")
-        program = None if program_key is None else Query("program", program_key, *where)
-        return Resolved(spec, graph, Query("graph", graph.key, *where), program)
-
     if is_stored_key(spec):
         keys = find(spec)
         if len(keys) != 1:
             raise SpecError(f"{spec}: {'no stored workload has' if not keys else f'{len(keys)} stored workloads have'} this key")
         form = forms(keys[0])
         assert form is not None
-        return [of(Graph.from_json(form), None)]
-    function, inputs = load_spec(spec)
+        return [_resolved(spec, Graph.from_json(form), None)]
+    return resolve_callable(spec, *load_spec(spec))
+
+
+def resolve_callable(spec: str, function: Callable[..., Any], inputs: Sequence[Any]) -> list[Resolved]:
+    """The graphs that torch.compile makes of `function` for `inputs`, in order; `spec` names them. Raises as `resolve`."""
+    from tuner.compilers.inductor.capture import capture
+
     try:
         programs = capture(function, inputs)
     except SpecError as error:
         error.args = (f"{spec}: {error}",)
         raise
-    return [of(graph, program.key) for program in programs for graph in program.graphs]
+    return [_resolved(spec, graph, program.key) for program in programs for graph in program.graphs]
+
+
+def _resolved(spec: str, graph: Graph, program_key: str | None) -> Resolved:
+    from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
+
+    for node in graph.inputs:
+        if node.value[3] != "cpu":
+            raise SpecError(f"{spec}: an input is on {node.value[3]}; only the CPU is supported yet")
+    where = (cpu_target().fields(), cpu_toolchain(), ambient())
+    program = None if program_key is None else Query("program", program_key, *where)
+    return Resolved(spec, graph, Query("graph", graph.key, *where), program)

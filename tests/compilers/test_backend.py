@@ -1,0 +1,262 @@
+"""torch.compile(backend="tuner"): what is served, what is compiled by default, and that no build breaks."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from serving import Bench, gelu_of_norm, pointwise_then_sum, realise
+from torch._inductor.virtualized import V
+
+import tuner
+from tuner.cache.sqlite import SqliteStore
+from tuner.compilers.inductor import backend
+from tuner.compilers.inductor.hooks import inductor_config
+from tuner.plan import Plan
+from tuner.search_spaces.fusion import no_fusion
+
+pytestmark = pytest.mark.slow
+KNOB = Plan(config=(("realize_opcount_threshold", 1),))
+GELU = Plan(native=("aten.gelu.default",))
+
+
+def no_fusion_plan(bench: Bench) -> Plan:
+    return Plan(groups=no_fusion(realise(bench.resolve(pointwise_then_sum()).graph, Plan())[1]))
+
+
+def outcome(report: dict) -> tuple[str, str]:
+    (graph,) = report["served"]
+    return graph.outcome, graph.tier
+
+
+@pytest.mark.parametrize(("example", "plan"), [(pointwise_then_sum, None), (pointwise_then_sum, KNOB), (gelu_of_norm, GELU)])
+def test_a_stored_winner_is_served_with_the_groups_that_were_stored(bench: Bench, example: object, plan: Plan | None) -> None:
+    assert callable(example)
+    groups = bench.settle(example(), plan or no_fusion_plan(bench))
+    outputs, report = bench.run(example())
+    (graph,) = report["served"]
+    assert (graph.outcome, graph.tier, graph.winner, graph.source) == ("served", "exact", "plan", "store")
+    assert graph.realised == groups
+    function, inputs = example()
+    torch.testing.assert_close(outputs, function(*inputs))
+
+
+def test_without_a_store_everything_is_compiled_by_default(bench: Bench) -> None:
+    outputs, report = bench.run(pointwise_then_sum())
+    assert outcome(report) == ("default", "default")
+    function, inputs = pointwise_then_sum()
+    torch.testing.assert_close(outputs, function(*inputs))
+
+
+def test_a_graph_that_another_program_was_swept_for_is_served(bench: Bench) -> None:
+    groups = bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
+    function, inputs = pointwise_then_sum()
+
+    def other_program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return function(x.view(64, 128), torch.Tensor.contiguous(y))
+
+    _, report = bench.run((other_program, inputs))
+    (graph,) = report["served"]
+    assert (graph.outcome, graph.realised) == ("served", groups)
+
+
+def test_a_native_plan_of_another_program_is_not_applied_in_part(bench: Bench) -> None:
+    bench.settle(gelu_of_norm(), GELU)
+    function, inputs = gelu_of_norm()
+    _, report = bench.run((lambda x: function(x.view(32, 128)), inputs))
+    (graph,) = report["served"]
+    assert graph.outcome == "default"
+    assert "sweep this program" in graph.reason
+
+
+def test_tuner_disable_asks_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
+    monkeypatch.setenv("TUNER_DISABLE", "1")
+    _, report = bench.run(pointwise_then_sum())
+    assert report["served"] == []
+    assert report["counts"]["default: disabled"] == 1
+
+
+def test_training_is_compiled_by_default_with_a_counted_reason(bench: Bench) -> None:
+    bench.new_process()
+    weight = torch.randn(128, 128, requires_grad=True)
+    compiled = torch.compile(lambda x: torch.tanh(x @ weight).sum(), backend="tuner")
+    compiled(torch.randn(4, 128)).backward()
+    assert weight.grad is not None
+    assert tuner.report()["counts"]["default: training"] == 1
+
+
+def test_symbolic_sizes_are_compiled_by_default_with_a_counted_reason(bench: Bench) -> None:
+    bench.new_process()
+    compiled = torch.compile(lambda x: torch.tanh(x) * 2, backend="tuner", dynamic=True)
+    with torch.no_grad():
+        for rows in (8, 9, 10):
+            x = torch.randn(rows, 32)
+            torch.testing.assert_close(compiled(x), torch.tanh(x) * 2)
+    assert tuner.report()["counts"]["default: symbolic_sizes"] >= 1
+
+
+def test_a_users_setting_makes_another_exact_match(bench: Bench) -> None:
+    bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
+    _, report = bench.run(pointwise_then_sum(), options={"epilogue_fusion": False})
+    (graph,) = report["served"]
+    assert (graph.outcome, graph.tier) == ("default", "default")
+
+
+def test_a_miss_by_thread_count_says_so(bench: Bench) -> None:
+    bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        _, report = bench.run(pointwise_then_sum())
+    finally:
+        torch.set_num_threads(threads)
+    (graph,) = report["served"]
+    assert graph.outcome == "default"
+    assert "thread" in graph.reason
+
+
+def test_a_users_own_choices_handler_is_left_in_place(bench: Bench) -> None:
+    bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
+    handler = type(V.choices)
+
+    class Mine(handler):  # type: ignore[misc, valid-type]
+        def uuid(self) -> str:
+            return "mine"
+
+    with inductor_config.patch(inductor_choices_class=Mine):
+        _, report = bench.run(pointwise_then_sum())
+    assert report["served"] == []
+    assert report["counts"]["default: user_hooks"] == 1
+
+
+def test_groups_that_do_not_come_out_as_stored_are_not_served(bench: Bench) -> None:
+    plan = no_fusion_plan(bench)
+    assert plan.groups is not None
+    first, second, *rest = plan.groups
+    bench.settle(pointwise_then_sum(), KNOB, groups=((*first, *second), *rest))
+    outputs, report = bench.run(pointwise_then_sum())
+    (graph,) = report["served"]
+    assert (graph.outcome, graph.reason) == ("fallback", "not_realised")
+    function, inputs = pointwise_then_sum()
+    torch.testing.assert_close(outputs, function(*inputs))
+    # and what was compiled instead is in no cache under the plan's name
+    assert [graph.outcome for graph in bench.run(pointwise_then_sum())[1]["served"]] == ["fallback"]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"config": {"cpp.cxx": "/tmp/evil"}},
+        {"config": {"realize_opcount_threshold": -5}},
+        {"native": ["aten.add.Tensor"]},
+        {"compiler": "shell"},
+        {"surprise": 1},
+    ],
+)
+def test_a_plan_that_does_not_validate_is_never_applied(bench: Bench, edit: dict) -> None:
+    bench.settle(pointwise_then_sum(), KNOB)
+    with sqlite3.connect(bench.store) as connection:
+        plan = {**json.loads(connection.execute("SELECT plan FROM winners").fetchone()[0]), **edit}
+        connection.execute("UPDATE winners SET plan = ?", [json.dumps(plan)])
+    connection.close()
+    outputs, report = bench.run(pointwise_then_sum())
+    (graph,) = report["served"]
+    assert (graph.outcome, graph.tier) == ("default", "default")
+    function, inputs = pointwise_then_sum()
+    torch.testing.assert_close(outputs, function(*inputs))
+
+
+def test_a_store_that_is_not_a_database_does_not_break_the_build(bench: Bench) -> None:
+    bench.store.write_bytes(b"garbage" * 1000)
+    outputs, report = bench.run(pointwise_then_sum())
+    assert outcome(report) == ("default", "default")
+    function, inputs = pointwise_then_sum()
+    torch.testing.assert_close(outputs, function(*inputs))
+    assert bench.store.read_bytes() == b"garbage" * 1000
+
+
+def test_an_error_of_ours_does_not_break_the_build(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> str:
+        raise RuntimeError("a bug in the tuner")
+
+    monkeypatch.setattr(backend, "program_key", broken)
+    outputs, report = bench.run(pointwise_then_sum())
+    assert report["counts"]["default: look-up_error"] == 1
+    function, inputs = pointwise_then_sum()
+    torch.testing.assert_close(outputs, function(*inputs))
+
+
+def test_a_plan_that_makes_the_compiler_fail_is_compiled_by_default(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.settle(gelu_of_norm(), GELU)
+
+    def broken(*_: object) -> object:
+        raise RuntimeError("no such decomposition")
+
+    monkeypatch.setattr(backend, "late_decompose", broken)
+    outputs, _ = bench.run(gelu_of_norm())
+    function, inputs = gelu_of_norm()
+    torch.testing.assert_close(outputs, function(*inputs))
+
+
+def test_an_error_of_the_users_is_his_own(bench: Bench) -> None:
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.ones(3, 3)
+
+    with pytest.raises(Exception, match=r"(?i)size|shape|mat"):
+        bench.run((wrong, (torch.ones(2, 2),)))
+
+
+def test_read_back_reports_the_groups_of_a_settled_default(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = bench.settle(pointwise_then_sum(), Plan())
+    monkeypatch.setenv("TUNER_READ_BACK", "1")
+    (graph,) = bench.run(pointwise_then_sum())[1]["served"]
+    assert (graph.outcome, graph.tier, graph.realised) == ("default", "exact", groups)
+
+
+def test_a_mutated_input_is_mutated_by_served_code_too(bench: Bench) -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(0.5).add_(torch.sin(y))
+        return (x * y).sum(-1)
+
+    inputs = pointwise_then_sum()[1]
+    bench.settle((step, inputs), Plan(groups=no_fusion(realise(bench.resolve((step, inputs)).graph, Plan())[1])))
+    bench.new_process()
+    with torch.no_grad():
+        mine, reference = inputs[0].clone(), inputs[0].clone()
+        output = torch.compile(step, backend="tuner")(mine, inputs[1])
+        torch.testing.assert_close(output, step(reference, inputs[1]))
+        torch.testing.assert_close(mine, reference)
+    assert [graph.outcome for graph in tuner.report()["served"]] == ["served"]
+
+
+def test_unrelated_winners_leave_warm_caches_warm(bench: Bench) -> None:
+    bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
+    bench.run(pointwise_then_sum())
+    bench.settle(gelu_of_norm(), GELU)
+    assert bench.run(pointwise_then_sum())[1]["served"] == [], "the compile caches were to answer"
+
+
+def test_the_store_is_only_read(bench: Bench, tmp_path: Path) -> None:
+    bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
+    before = bench.store.read_bytes()
+    bench.run(pointwise_then_sum())
+    assert bench.store.read_bytes() == before
+    with SqliteStore(bench.store) as store:
+        assert store.counts()["measurements"] == 0
+
+
+def test_equal_graphs_of_one_process_are_compiled_alike(bench: Bench) -> None:
+    groups = bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
+    bench.new_process()
+    function, inputs = pointwise_then_sum()
+    with torch.no_grad():
+        torch.compile(function, backend="tuner")(*inputs)
+        torch.compile(lambda a, b: function(a, b), backend="tuner")(*inputs)
+    served = [replace(graph, program_key="") for graph in tuner.report()["served"]]
+    assert {graph.realised for graph in served} <= {groups, None}
+    assert all(graph.outcome == "served" for graph in served)
