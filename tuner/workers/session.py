@@ -62,7 +62,7 @@ class Session:
         self.entries[DEFAULT_KEY] = entry = self._compile(Plan(), None, ())
         entry.error = deviation(self._outcome_of(entry), self.reference)
         if entry.error == float("inf"):
-            raise UnsupportedGraph("unchecked", "the compiler's default itself differs from eager: nothing could be checked by it")
+            raise UnsupportedGraph("unchecked", "the compiler's default itself differs from eager: nothing can be checked")
         # The default is what users get without us: where it strays from eager itself, candidates may stray twice as far.
         self.allowed_error = max(1.0, 2 * entry.error)
         entry.peak_bytes = self._peak(entry)
