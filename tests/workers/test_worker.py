@@ -1,0 +1,235 @@
+"""The measuring process answers, and whatever happens to it is told; it can always be killed, and never outlives its parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sessions import graph_of, numbers, softmax_graph, update_graph
+
+from tuner.errors import UnsupportedGraph, WorkerDied, WorkerError, WorkerTimeout
+from tuner.plan import Plan
+from tuner.workers.process import Worker
+
+pytestmark = pytest.mark.slow
+
+NATIVE = Plan(native=("aten._softmax.default",))
+LIMIT_S = 120.0
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Whether `condition` came true before the deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_core_dumps() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_CORE, before)
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with Worker(threads=1) as started:
+        yield started
+    assert not is_running(started.pid)
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Worker]:
+    """A worker that holds the softmax graph."""
+    with Worker(threads=1) as started:
+        started.ask(LIMIT_S, do="open", graph=softmax_graph().to_json(), seed=0, clock="thread")
+        yield started
+
+
+def test_a_worker_opens_tries_and_times(opened):
+    told = opened.ask(LIMIT_S, do="open", graph=softmax_graph().to_json(), seed=0, clock="thread")
+    assert told["status"] == "ok"
+    verdict = opened.ask(LIMIT_S, do="try", plan=NATIVE.to_json(), expected=None, seen_codes=[told["code_key"]])
+    assert verdict["status"] == "ok"
+    assert verdict["error"] <= 1
+    times = opened.ask(LIMIT_S, do="time", keys=[NATIVE.key], samples=4, seed=0)
+    assert {key: len(samples) for key, samples in times.items()} == {Plan().key: 4, NATIVE.key: 4}
+
+
+def test_a_request_that_fails_leaves_the_worker_alive(opened):
+    for broken in ({"do": "nonsense"}, {"do": "time", "keys": ["unknown"], "samples": 1, "seed": 0}, {}):
+        with pytest.raises(WorkerError):
+            opened.ask(LIMIT_S, **broken)
+    told = opened.ask(LIMIT_S, do="open", graph=softmax_graph().to_json(), seed=0, clock="thread")
+    assert told["status"] == "ok"
+
+
+def test_a_graph_that_cannot_be_tuned_is_refused_with_its_reason(opened):
+    graph = graph_of(lambda x: x.clone().bernoulli_(), numbers(3, 4))
+    with pytest.raises(UnsupportedGraph, match="draws random numbers") as caught:
+        opened.ask(LIMIT_S, do="open", graph=graph.to_json(), seed=0, clock="thread")
+    assert caught.value.reason == "random"
+
+
+def test_before_a_graph_is_open_nothing_can_be_tried(worker):
+    with pytest.raises(WorkerError):
+        worker.ask(LIMIT_S, do="try", plan=NATIVE.to_json(), expected=None, seen_codes=[])
+    assert worker.ask(LIMIT_S, do="close") is None
+
+
+def test_a_graph_that_writes_its_inputs_is_timed_again_and_again(opened):
+    told = opened.ask(LIMIT_S, do="open", graph=update_graph().to_json(), seed=0, clock="thread")
+    opened.ask(LIMIT_S, do="time", keys=[], samples=20, seed=0)
+    again = opened.ask(
+        LIMIT_S, do="try", plan=Plan(config=(("realize_opcount_threshold", 1),)).to_json(), expected=None, seen_codes=[]
+    )
+    assert told["status"] == again["status"] == "ok"
+
+
+def test_a_worker_that_hangs_is_killed_at_its_deadline(worker):
+    worker.ask(LIMIT_S, do="close")
+    os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerTimeout, match="killed"):
+        worker.ask(0.2, do="close")
+    assert not is_running(worker.pid)
+
+
+def test_a_worker_that_does_not_even_read_is_killed_at_its_deadline(worker):
+    worker.ask(LIMIT_S, do="close")
+    os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerTimeout, match="killed"):
+        worker.ask(0.2, do="close", padding="x" * 4_000_000)
+    assert not is_running(worker.pid)
+
+
+def test_a_request_larger_than_a_pipe_arrives_whole(worker):
+    assert worker.ask(LIMIT_S, do="close", padding="x" * 4_000_000) is None
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGABRT"])
+def test_a_worker_that_dies_is_told_by_its_signal(worker, name):
+    worker.ask(LIMIT_S, do="close")
+    os.kill(worker.pid, getattr(signal, name))
+    for _ in range(2):
+        with pytest.raises(WorkerDied, match=name):
+            worker.ask(LIMIT_S, do="close")
+
+
+def test_a_worker_that_dies_while_it_is_asked_is_told_before_the_deadline(worker):
+    worker.ask(LIMIT_S, do="close")
+    os.kill(worker.pid, signal.SIGSTOP)
+    killer = subprocess.Popen([sys.executable, "-c", f"import os; os.kill({worker.pid}, 9)"])
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        worker.ask(LIMIT_S, do="close")
+    killer.wait()
+
+
+def test_a_worker_that_cannot_start_is_told_with_its_last_words(monkeypatch):
+    monkeypatch.setenv("PYTHONHOME", "/nonexistent")
+    with Worker(threads=1) as broken, pytest.raises(WorkerDied, match=r"exit code \d+.*"):
+        broken.ask(LIMIT_S, do="close")
+
+
+def test_an_interrupt_from_the_keyboard_does_not_reach_a_worker(worker):
+    worker.ask(LIMIT_S, do="close")
+    os.kill(worker.pid, signal.SIGINT)
+    assert worker.ask(LIMIT_S, do="close") is None
+    assert os.getpgid(worker.pid) != os.getpgid(0), "a terminal's Ctrl-C goes to another group"
+
+
+NOISY = """
+import ctypes, os
+from tuner.workers import child
+
+class Noisy(child.Handler):
+    def __call__(self, request):
+        print("noise of Python", flush=True)
+        os.write(1, b"noise of the system\\n")
+        libc = ctypes.CDLL(None)
+        libc.puts(b"noise of C++")
+        libc.fflush(None)
+        return super().__call__(request)
+
+child.Handler = Noisy
+child.main()
+"""
+
+
+def test_what_compiled_code_prints_is_not_taken_for_an_answer():
+    ran = subprocess.run(
+        [sys.executable, "-c", NOISY, "--threads", "1"],
+        input='{"do": "close"}\n{"do": "nonsense"}\n',
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, second = ran.stdout.splitlines()
+    assert json.loads(first) == {"ok": None}
+    assert json.loads(second)["error"]["kind"] == "ValueError"
+    assert all(f"noise of {source}" in ran.stderr for source in ("Python", "the system", "C++"))
+
+
+PARENT = """
+import subprocess, sys
+from tuner.workers.process import Worker
+
+with Worker(threads=1) as worker:
+    worker.ask({limit}, do="close")
+    print(worker.pid, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_worker_does_not_outlive_a_parent_that_is_killed():
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT.format(limit=LIMIT_S)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert is_running(child)
+    # stopped, it cannot notice that its input ended
+    os.kill(child, signal.SIGSTOP)
+    parent.kill()
+    parent.wait()
+    assert until(lambda: not is_running(child))
+    parent.stdout.close()
+
+
+def test_what_a_worker_started_is_killed_with_it(tmp_path):
+    script = tmp_path / "sitecustomize.py"
+    note = tmp_path / "grandchild"
+    script.write_text(
+        "import subprocess, sys\n"
+        f"if not sys.argv[-1:] == ['stop'] and not __import__('os').path.exists({str(note)!r}):\n"
+        f"    open({str(note)!r}, 'w').write('')\n"
+        f"    open({str(note)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid) + '\\n')\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        worker = Worker(threads=1)
+    with worker:
+        worker.ask(LIMIT_S, do="close")
+        assert until(lambda: note.exists() and note.read_text().endswith("\n"))
+        grandchild = int(note.read_text())
+        assert is_running(grandchild)
+    assert until(lambda: not is_running(grandchild))
