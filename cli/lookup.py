@@ -13,6 +13,7 @@ import click
 
 from tuner.cli.output import (
     SHORT_KEY,
+    graphs_of,
     json_option,
     print_block,
     print_json,
@@ -39,14 +40,13 @@ def lookup(spec: str, threads: int | None, store: Path | None, as_json: bool) ->
     The daemon is asked if one serves the store, else the store is read. A miss is an answer too: the compiler's default.
     """
     from tuner.lookup.client import Client
-    from tuner.search.workloads import resolve
 
     settings = settings_for(store)
     if store is not None:
         # a store that is named here is asked for here, whatever TUNER_SOCKET's daemon serves
         settings = replace(settings, socket=default_socket(store, os.environ))
     with stored_graphs(settings.store) as (forms, find):
-        resolved = resolve(spec, threads=threads, forms=forms, find=find)
+        resolved = graphs_of(spec, threads, forms, find)
     client = Client(settings)
     found = []
     for place, workload in enumerate(resolved, start=1):

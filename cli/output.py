@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,6 +17,9 @@ from tuner.errors import UsageError
 from tuner.measurement import Winner
 from tuner.settings import Settings
 from tuner.target import Query
+
+if TYPE_CHECKING:
+    from tuner.search.workloads import Resolved
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 SHORT_KEY = 12
@@ -41,6 +46,30 @@ def settings_for(store: Path | None, socket: Path | None = None) -> Settings:
     except ValueError as error:
         raise UsageError(str(error)) from error
     return settings if socket is None else replace(settings, socket=socket)
+
+
+@contextmanager
+def user_output_on_stderr() -> Iterator[None]:
+    """What user code prints, from Python or below it, goes to standard error: standard output is for our answer alone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def graphs_of(
+    spec: str, threads: int | None, forms: Callable[[str], Mapping[str, Any] | None], find: Callable[[str], list[str]]
+) -> list[Resolved]:
+    """The graphs of a SPEC, as `tuner.search.workloads.resolve`, with what the user's code prints out of the way."""
+    from tuner.search.workloads import resolve
+
+    with user_output_on_stderr():
+        return resolve(spec, threads=threads, forms=forms, find=find)
 
 
 def print_json(value: Any) -> None:

@@ -12,6 +12,7 @@ import click
 
 from tuner.cli.output import (
     SHORT_KEY,
+    graphs_of,
     json_option,
     named,
     print_block,
@@ -81,9 +82,8 @@ def workload_keys(store: Store, spec_or_key: str) -> list[str]:
         if len(keys) > 1:
             raise UsageError(f"{len(keys)} workloads have a key that starts with {spec_or_key}: give more digits")
         return sorted(keys)
-    from tuner.search.workloads import resolve
 
-    resolved = resolve(spec_or_key, threads=None, forms=store.graph, find=store.find_graphs)
+    resolved = graphs_of(spec_or_key, None, store.graph, store.find_graphs)
     return list(dict.fromkeys(workload.query.workload_key for workload in resolved))
 
 

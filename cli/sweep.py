@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli.output import json_option, print_json, settings_for, store_option
+from tuner.cli.output import graphs_of, json_option, print_json, settings_for, store_option
 from tuner.errors import SpecError, UsageError, WorkerError
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ def sweep(
     from tuner.measurement import Policy
     from tuner.search.effort import EFFORTS as PROFILES
     from tuner.search.sweep import plan_sweep, run_sweep
-    from tuner.search.workloads import resolve
 
     chosen = PROFILES[effort]
     chosen = replace(
@@ -66,9 +65,7 @@ def sweep(
         memory_limit=chosen.memory_limit if memory_limit is None else memory_limit,
     )
     with SqliteStore(settings.store) as opened, ExitStack() as stack:
-        workloads = [
-            workload for spec in specs for workload in resolve(spec, threads=threads, forms=opened.graph, find=opened.find_graphs)
-        ]
+        workloads = [workload for spec in specs for workload in graphs_of(spec, threads, opened.graph, opened.find_graphs)]
         show = watched(stack, quiet=as_json)
         plan = plan_sweep(workloads, chosen, show.changed)
         show.attach(plan)
