@@ -13,7 +13,7 @@ __all__ = ["__version__", "report", "reset_report"]
 
 def __getattr__(name: str) -> Any:
     if name in ("report", "reset_report"):
-        from tuner.compilers.inductor import events
+        import tuner.compilers.inductor.events as events
 
         return getattr(events, name)
     raise AttributeError(f"module 'tuner' has no attribute {name!r}")

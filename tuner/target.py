@@ -77,8 +77,8 @@ class Query:
     @property
     def target_name(self) -> str:
         """Canonical name of the target, as `Target.name`."""
-        parts = {name: self.target.get(name, "") for name in ("backend", "arch", "sku")}
-        return Target(**{name: str(value) for name, value in parts.items()}, cores=int(self.target.get("cores", 0))).name
+        backend, arch, sku = (str(self.target.get(name, "")) for name in ("backend", "arch", "sku"))
+        return Target(backend, arch, sku, int(self.target.get("cores", 0))).name
 
     def fields(self) -> dict[str, Any]:
         """All fields that decide the exact-match key, nested by part."""

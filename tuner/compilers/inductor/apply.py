@@ -37,7 +37,7 @@ class Realised:
     code_key: str | None = None
 
 
-class ReadBack(CustomSchedulerPass):  # type: ignore[misc]
+class ReadBack(CustomSchedulerPass):
     """Names the leaves before fusion and reads the partition after it; with `expected`, refuses another partition.
 
     Raising here costs a lowering, but no C++ compilation. In the compile caches' key by its uuid alone.
@@ -63,8 +63,11 @@ class ReadBack(CustomSchedulerPass):  # type: ignore[misc]
         return str, (self._uuid,)
 
 
-class ForcedGroups(InductorChoices):  # type: ignore[misc]
-    """Fuses two nodes only if all their leaves lie in one wanted group; the compiler's own legality checks stay."""
+class ForcedGroups(InductorChoices):
+    """Fuses two nodes only if all their leaves lie in one wanted group; the compiler's own legality checks stay.
+
+    Inductor declares these hooks as static methods and calls them on the handler.
+    """
 
     def __init__(self, groups: Groups, realised: Realised, uuid: str):
         self.group_of = {leaf: i for i, group in enumerate(groups) for leaf in group}
@@ -73,12 +76,14 @@ class ForcedGroups(InductorChoices):  # type: ignore[misc]
     def uuid(self) -> str:
         return self._uuid
 
-    def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+    def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:  # type: ignore[override]
         leaves = [self.realised.ids.get(leaf.get_name()) for node in (node1, node2) for leaf in node.get_nodes()]
         wanted = {self.group_of.get(leaf, -1) if leaf is not None else -1 for leaf in leaves}
         return len(wanted) == 1 and -1 not in wanted
 
-    def can_fuse_horizontal(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+    def can_fuse_horizontal(  # type: ignore[override]
+        self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
+    ) -> bool:
         return True
 
 
