@@ -209,7 +209,8 @@ def to_fx(graph: Graph) -> fx.GraphModule:
     for i in graph.order:
         node = graph.nodes[i]
         if node.op == "input":
-            nodes[i] = new.placeholder(f"input{i}")
+            # AOTAutograd's own names, so that the generated code is the same text.
+            nodes[i] = new.placeholder(f"arg{len(nodes)}_1")
         elif node.op == "constant":
             root.register_buffer(f"constant{i}", make_constant(node, seed=i))
             nodes[i] = new.get_attr(f"constant{i}")

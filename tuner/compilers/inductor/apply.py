@@ -155,6 +155,10 @@ def compile_candidate(
     `expected` ones, and whatever the compiler raises.
     """
     realised, known = Realised({}), frozenset(seen_codes)
+    # As compile_fx marks it for inference graphs: the strides of what the user sees are kept.
+    (output,) = gm.graph.find_nodes(op="output")
+    visible = [i for i, value in enumerate(output.args[0]) if isinstance(value, fx.Node)]
+    output.meta.setdefault("user_visible_output_idxs", visible)
     with (
         inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
         applied(plan, realised, expected),

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from tuner.target import Query
 from tuner.workload.fx import from_fx
 
 log = logging.getLogger("tuner")
+_warned = threading.Event()
 
 
 @functools.cache
@@ -66,9 +68,9 @@ def tuner_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], mode: str |
 
 def _swallowed(what: str, error: Exception) -> None:
     events.count(f"{what}_error")
-    level = logging.DEBUG if _swallowed.__dict__.setdefault("warned", False) else logging.WARNING
-    _swallowed.__dict__["warned"] = True
-    log.log(level, "%s failed, compiling by default: %s: %s", what, type(error).__name__, error)
+    level = logging.DEBUG if _warned.is_set() else logging.WARNING
+    _warned.set()
+    log.log(level, "tuner: %s failed, compiling by default: %s: %s", what, type(error).__name__, error)
 
 
 def _pin(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any]) -> Pinned | None:

@@ -1,0 +1,104 @@
+"""What the worker measures is what a user's compile gets: the same generated code, but for comments and kernel names."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from serving import Bench, Example, gelu_of_norm, pointwise_then_sum, realise
+
+from tuner.compilers.inductor.hooks import GraphLowering, functorch_config, inductor_config
+from tuner.plan import Plan
+from tuner.search_spaces.fusion import no_fusion
+
+pytestmark = pytest.mark.slow
+EXAMPLES = Path(__file__).parents[2] / "examples" / "graphs.py"
+
+
+@pytest.fixture
+def codes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Every code that Inductor generates during the test."""
+    seen: list[str] = []
+    monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(seen.append))
+    with inductor_config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
+        yield seen
+
+
+def plain(code: str) -> str:
+    """Generated code without comments, with kernels numbered: their names tell which modules the user wrote."""
+    lines = [line for line in code.splitlines() if not line.strip().startswith("#")]
+    text = "\n".join(lines).partition("def benchmark_compiled_module")[0]
+    names: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        if match.group(0) not in names:
+            names.append(match.group(0))
+        return f"kernel_{names.index(match.group(0))}"
+
+    return re.sub(r"cpp_fused_\w*", number, text)
+
+
+def example(name: str) -> Example:
+    spec = importlib.util.spec_from_file_location("example_graphs", EXAMPLES)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: Example = getattr(module, name)()
+    return made
+
+
+def conv_channels_last() -> Example:
+    conv = torch.nn.Conv2d(8, 8, 3, padding=1).eval().requires_grad_(False)
+    x = torch.randn(2, 8, 16, 16).to(memory_format=torch.channels_last)
+    return lambda x: torch.relu(conv(x)).mean((2, 3)), (x,)
+
+
+def transposed_output() -> Example:
+    return lambda x: (torch.sin(x).t(), x.t().contiguous() + 1), (torch.randn(24, 40),)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: example("encoder_layer"),
+        lambda: example("masked_softmax"),
+        lambda: example("adamw_step"),
+        lambda: example("int8_dequantise_gelu"),
+        conv_channels_last,
+        transposed_output,
+    ],
+    ids=["encoder_layer", "masked_softmax", "adamw_step", "int8_dequantise_gelu", "conv_channels_last", "transposed_output"],
+)
+def test_the_default_is_measured_as_users_get_it(make: Callable[[], Example], codes: list[str], bench: Bench) -> None:
+    function, inputs = make()
+    graph = bench.resolve((function, inputs)).graph
+    codes.clear()
+    with torch.no_grad():
+        torch.compile(function, dynamic=False)(*inputs)
+    realise(graph, Plan(), static_input_idxs=graph.static_inputs)
+    users, measured = codes
+    assert plain(measured) == plain(users)
+
+
+@pytest.mark.parametrize("kind", ["native", "groups", "knob"])
+def test_a_plan_is_served_as_it_was_measured(kind: str, codes: list[str], bench: Bench) -> None:
+    made: Any = gelu_of_norm if kind == "native" else pointwise_then_sum
+    graph = bench.resolve(made()).graph
+    plan = {
+        "native": Plan(native=("aten.gelu.default",)),
+        "knob": Plan(config=(("realize_opcount_threshold", 1),)),
+        "groups": Plan(groups=no_fusion(realise(graph, Plan())[1])),
+    }[kind]
+    bench.settle(made(), plan)
+    codes.clear()
+    realise(graph, plan)
+    _, report = bench.run(made())
+    assert [graph.outcome for graph in report["served"]] == ["served"]
+    measured, served = codes
+    assert plain(served) == plain(measured)
