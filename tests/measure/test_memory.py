@@ -58,16 +58,6 @@ def test_memory_that_was_there_before_does_not_count():
     assert call_growth_bytes(lambda: before[0].add_(1)) < ROOM
 
 
-def test_freeing_what_was_there_before_makes_no_room():
-    before = [block(), block()]
-
-    def function():
-        before.clear()
-        return block()
-
-    assert call_growth_bytes(function) == pytest.approx(MIB, abs=ROOM)
-
-
 def test_a_call_that_allocates_nothing_grows_by_nothing():
     assert call_growth_bytes(lambda: None) == 0
 

@@ -10,8 +10,10 @@ import sys
 import keyed_graphs
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from tracing import graph_of, key_of, numbers, random_program, random_program_inputs
+
+from tuner.workload.fx import from_fx, to_fx
 
 
 @pytest.mark.slow
@@ -164,6 +166,32 @@ def test_the_values_of_a_constant_are_nowhere_in_the_stored_graph():
 
 def test_inputs_are_numbered_by_their_use_so_that_their_order_in_a_call_does_not_count():
     assert key_of(lambda x, y: x - y, numbers(3), numbers(3)) == key_of(lambda x, y: y - x, numbers(3), numbers(3))
+
+
+@pytest.mark.parametrize("written_first", [True, False], ids=["output of the write first", "output of the read first"])
+def test_reading_an_input_before_it_is_written_is_another_graph_than_reading_it_after(written_first):
+    def graph(read_before):
+        made = fx.Graph()
+        x, z = made.placeholder("x"), made.placeholder("z")
+        if read_before:
+            read = made.call_function(torch.ops.aten.sin.default, (x,))
+        write = made.call_function(torch.ops.aten.copy_.default, (x, z))
+        if not read_before:
+            read = made.call_function(torch.ops.aten.sin.default, (x,))
+        made.output((write, read) if written_first else (read, write))
+        for node in made.nodes:
+            node.meta["val"] = torch.empty(3)
+        return from_fx(fx.GraphModule(torch.nn.Module(), made))
+
+    before, after = graph(read_before=True), graph(read_before=False)
+    assert before.key != after.key
+    assert before.calls == ("aten.sin.default", "aten.copy_.default")
+    assert after.calls == ("aten.copy_.default", "aten.sin.default")
+    inputs = torch.ones(3), torch.zeros(3)
+    assert [to_fx(one)(*(value.clone() for value in inputs))[int(written_first)][0] > 0 for one in (before, after)] == [
+        True,
+        False,
+    ]
 
 
 def test_layouts_and_memory_formats_count():
