@@ -33,7 +33,7 @@ def load_spec(spec: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     function = _load_function(Path(path), name)
     try:
         made = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SpecError(f"{spec}: {name}() raised {_one_line(error)}") from error
     if not (isinstance(made, tuple | list) and len(made) == 2 and callable(made[0])):
         raise SpecError(f"{spec}: {name}() returned {type(made).__name__}, not a pair of a callable and its example inputs")
@@ -44,7 +44,7 @@ def load_spec(spec: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     try:
         with torch.no_grad():
             target(*pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, inputs))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SpecError(f"{spec}: it fails in eager mode: {_one_line(error)}") from error
     return target, inputs
 
@@ -60,7 +60,7 @@ def _load_function(path: Path, name: str) -> Callable[..., Any]:
     sys.path.insert(0, str(path.parent.absolute()))
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SpecError(f"{path} cannot be imported: {_one_line(error)}") from error
     finally:
         sys.path.remove(str(path.parent.absolute()))
