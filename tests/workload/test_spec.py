@@ -1,0 +1,81 @@
+"""A SPEC names a function of a file; whatever is wrong with it is one line that says so."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from tuner.errors import SpecError
+from tuner.workload.spec import is_stored_key, load_spec
+
+HEAD = "import sys\nimport torch\n"
+GOOD = HEAD + "def made():\n    return torch.exp, (torch.ones(3),)\n"
+
+
+@pytest.fixture
+def spec(tmp_path):
+    def written(source: str, name: str = "made") -> str:
+        (tmp_path / "workloads.py").write_text(source)
+        return f"{tmp_path / 'workloads.py'}:{name}"
+
+    return written
+
+
+def test_a_spec_gives_a_callable_and_its_inputs(spec):
+    function, inputs = load_spec(spec(GOOD))
+    assert torch.equal(function(*inputs), torch.ones(3).exp())
+
+
+def test_a_single_input_needs_no_tuple(spec):
+    assert len(load_spec(spec(GOOD.replace("(torch.ones(3),)", "torch.ones(3)")))[1]) == 1
+
+
+def test_the_inputs_are_not_written_by_the_trial_run(spec):
+    source = HEAD + "def made():\n    return (lambda x: x.add_(1)), (torch.ones(3),)\n"
+    assert torch.equal(load_spec(spec(source))[1][0], torch.ones(3))
+
+
+def test_a_file_may_import_its_neighbours(spec, tmp_path):
+    (tmp_path / "neighbour_of_the_spec.py").write_text("SIZE = 5\n")
+    before = list(sys.path)
+    _, inputs = load_spec(spec("from neighbour_of_the_spec import SIZE\n" + GOOD.replace("ones(3)", "ones(SIZE)")))
+    assert inputs[0].shape == (5,)
+    assert sys.path == before
+
+
+BROKEN = {
+    "does not parse": "def made(:\n",
+    "does not import": "import no_such_module_anywhere\n",
+    "quits when imported": HEAD + "sys.exit(0)\n",
+    "no such function": HEAD,
+    "not a function": HEAD + "made = 3\n",
+    "raises": HEAD + "def made():\n    raise ValueError('first\\nsecond')\n",
+    "quits": HEAD + "def made():\n    sys.exit(0)\n",
+    "returns nothing": HEAD + "def made():\n    pass\n",
+    "returns three": HEAD + "def made():\n    return torch.exp, (torch.ones(3),), {}\n",
+    "returns no callable": HEAD + "def made():\n    return torch.ones(3), (torch.ones(3),)\n",
+    "returns no tensors": HEAD + "def made():\n    return abs, (3,)\n",
+    "fails in eager mode": HEAD + "def made():\n    return torch.mm, (torch.ones(3, 4), torch.ones(3, 4))\n",
+    "quits in eager mode": HEAD + "def made():\n    return (lambda x: sys.exit(0)), (torch.ones(3),)\n",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_wrong_is_told_in_one_line(spec, name):
+    with pytest.raises(SpecError, match=r"workloads\.py") as caught:
+        load_spec(spec(BROKEN[name]))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["nowhere.py:made", "workloads.py", ":made", "workloads.py:", "", "/:made"])
+def test_what_names_no_function_of_a_file_is_refused(text):
+    with pytest.raises(SpecError):
+        load_spec(text)
+
+
+def test_a_stored_key_is_told_from_a_file():
+    assert is_stored_key("85288dbb54b9")
+    assert is_stored_key("ab" * 32)
+    assert not any(map(is_stored_key, ["", "85288", "xyzxyz", "ab" * 33, "a.py:f", "ABCDEF"]))
