@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +24,12 @@ def own_state() -> Iterator[None]:
             os.mkdir(os.environ[name], mode=0o700)
         yield
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def not_warned_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test sees the one warning of a process."""
+    monkeypatch.setattr("tuner.lookup.client._warned", threading.Event())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -70,12 +70,14 @@ class ProgramAnswer:
     """Everything a program needs, pinned at one generation.
 
     known: whether the store has a record of the program's graphs under this target, toolchain and ambient. answers: by the
-    exact-match key of each of its graphs, in order.
+    exact-match key of each of its graphs, in order. plans_generation: when a plan for this target, toolchain and ambient last
+    came, changed or went.
     """
 
     known: bool
     generation: int
     answers: Mapping[str, Answer] = field(default_factory=dict, hash=False)
+    plans_generation: int = 0
 
     @property
     def native(self) -> tuple[str, ...]:
@@ -86,17 +88,18 @@ class ProgramAnswer:
     def cache_tag(self) -> str:
         """What goes into the compile caches' key: the plans in use; empty where the default is used throughout.
 
-        An unknown program may meet any stored plan, so its tag is the generation.
+        An unknown program may meet any stored plan, so its tag says how new the newest is.
         """
         if not self.known:
-            return f"tuner-generation-{self.generation}" if self.generation else ""
-        plans = {key: answer.plan.key for key, answer in self.answers.items() if not answer.plan.is_default}
-        return f"tuner-{digest('plans', plans)}" if plans else ""
+            return f"plans-of-{self.plans_generation}" if self.plans_generation else ""
+        plans = {key: [answer.plan.key, answer.groups] for key, answer in self.answers.items() if not answer.plan.is_default}
+        return digest("plans", plans) if plans else ""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "known": self.known,
             "generation": self.generation,
+            "plans_generation": self.plans_generation,
             "answers": {key: answer.to_json() for key, answer in self.answers.items()},
         }
 
@@ -104,4 +107,4 @@ class ProgramAnswer:
     def from_json(data: Mapping[str, Any]) -> ProgramAnswer:
         """The program answer that `to_json` wrote. Raises PlanError, KeyError, ValueError or TypeError."""
         answers = {str(key): Answer.from_json(value) for key, value in data["answers"].items()}
-        return ProgramAnswer(bool(data["known"]), int(data["generation"]), answers)
+        return ProgramAnswer(bool(data["known"]), int(data["generation"]), answers, int(data["plans_generation"]))

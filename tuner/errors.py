@@ -18,6 +18,27 @@ Interrupted by Ctrl-C: 130.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+Found = TypeVar("Found", bound=BaseException)
+
+
+def one_line(error: BaseException) -> str:
+    """Class and first line of an error, at most 300 characters: for logs, verdicts and messages."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def find_cause(error: BaseException | None, kind: type[Found]) -> Found | None:
+    """The error of this kind that `error` is, was raised from, or wraps as torch's own errors do; None if there is none."""
+    while error is not None:
+        inner = getattr(error, "inner_exception", None)
+        for candidate in (error, inner):
+            if isinstance(candidate, kind):
+                return candidate
+        error = inner if inner is not None else error.__cause__ or error.__context__
+    return None
+
 
 class TunerError(Exception):
     """Base of every error that is reported to a user as one line."""

@@ -12,7 +12,7 @@ from stored import settled, winner
 
 import tuner
 from tuner.cache.sqlite import SqliteStore
-from tuner.compilers.inductor import backend
+from tuner.compilers import dynamo
 from tuner.compilers.inductor.apply import compile_candidate
 from tuner.compilers.inductor.decompose import TableWithout, late_decompose
 from tuner.plan import Groups, Plan
@@ -66,7 +66,7 @@ class Bench:
     def new_process(self) -> None:
         """Forgets what a new process would not know: Dynamo's code, the client, the report. The caches on disk stay."""
         torch._dynamo.reset()
-        backend.reset()
+        dynamo.reset()
         tuner.reset_report()
         torch._dynamo.utils.counters.clear()
 

@@ -23,6 +23,15 @@ Source = Literal["daemon", "store", "none"]
 Reply = TypeVar("Reply", Answer, ProgramAnswer)
 
 
+_warned = threading.Event()
+
+
+def warn_once(message: str, *values: object) -> None:
+    """Logs the first trouble of a process as a warning, the others for those who look closer."""
+    log.log(logging.DEBUG if _warned.is_set() else logging.WARNING, "tuner: " + message, *values)
+    _warned.set()
+
+
 class Client:
     """Look-ups for one process; make one and keep it. May be used from several threads.
 
@@ -31,7 +40,7 @@ class Client:
 
     counts: how look-ups ended, one of "hit", "miss" (an answer of tier default), "program_hit", "program_miss" for each; and what
     happened on the way: "disabled", "deadline", "daemon_error", "socket_ignored", "store_error", "invalid_plan".
-    source: where the last answer came from. warnings: what went wrong, the first of each kind; the very first is also logged.
+    source: where the last answer came from. warnings: what went wrong, the first of each kind.
     """
 
     def __init__(self, settings: Settings):
@@ -135,10 +144,8 @@ class Client:
     def _trouble(self, outcome: str, message: str) -> None:
         self._count(outcome)
         with self._lock:
-            first = not self.warnings
             self.warnings.setdefault(outcome, message)
-        if first:
-            log.warning("tuner: %s", message)
+        warn_once("%s", message)
 
 
 def _validated_program(answer: ProgramAnswer) -> ProgramAnswer:

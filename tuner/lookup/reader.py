@@ -61,7 +61,9 @@ class StoreReader:
             rows = connection.execute(sql, (query.exact_key,)).fetchall() if connection else []
             if connection is None or not rows:
                 self.outcomes["program_miss"] += 1
-                return ProgramAnswer(False, generation)
+                return ProgramAnswer(
+                    False, generation, plans_generation=_plans_generation(connection, query) if connection else 0
+                )
             self.outcomes["program_hit"] += 1
             return ProgramAnswer(
                 True,
@@ -161,12 +163,21 @@ def _fields(connection: sqlite3.Connection, key: str) -> dict[str, Any]:
     return {}
 
 
+def _plans_generation(connection: sqlite3.Connection, query: Query) -> int:
+    """The latest generation in which a plan for the query's target, toolchain and ambient came, changed or went."""
+    sql = (
+        "SELECT coalesce(max(generation), 0) FROM winners WHERE target_key = ? AND toolchain_key = ? AND ambient_key = ? "
+        "AND exact_key IN (SELECT exact_key FROM winners WHERE kind = 'plan')"
+    )
+    return _number(connection, sql, query.target_key, query.toolchain_key, query.ambient_key)
+
+
 def _generation(connection: sqlite3.Connection) -> int:
     return _number(connection, "SELECT value FROM meta WHERE name = 'generation'")
 
 
-def _number(connection: sqlite3.Connection, sql: str) -> int:
-    row = connection.execute(sql).fetchone()
+def _number(connection: sqlite3.Connection, sql: str, *values: str) -> int:
+    row = connection.execute(sql, values).fetchone()
     if row is None or not isinstance(row[0], int):
         raise StoreError("the store has lost its generation")
     return row[0]

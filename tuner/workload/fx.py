@@ -44,20 +44,28 @@ def canonical_order(graph: fx.Graph) -> list[fx.Node]:
     """
     nodes = list(graph.nodes)
     place = {node: i for i, node in enumerate(nodes)}
-    needs: dict[fx.Node, list[fx.Node]] = {node: list(node.all_input_nodes) for node in nodes}
-    for writer in nodes:
+    output = next(node for node in reversed(nodes) if node.op == "output")
+    effects = [node for node in nodes if node.op == "call_function" and node.is_impure()]
+    unused = [node for node in nodes if node.op == "placeholder"]
+    # Ranked by what they compute from, before the order of reads and writes says anything: that order lists readers as written.
+    needs = {node: list(node.all_input_nodes) for node in nodes}
+    rank = {node: i for i, node in enumerate(depth_first((*needs[output], *effects, *unused), needs))}
+    for writer in rank:
         for written in written_arguments(writer):
-            for user in written.users:
+            for user in filter(rank.__contains__, written.users):
                 if place[user] < place[writer]:
                     needs[writer].append(user)
                 elif place[user] > place[writer]:
                     needs[user].append(writer)
-    output = next(node for node in reversed(nodes) if node.op == "output")
-    effects = [node for node in nodes if node.op == "call_function" and node.is_impure()]
-    unused = [node for node in nodes if node.op == "placeholder"]
+    order = depth_first(rank, {node: sorted(needs[node], key=rank.__getitem__) for node in rank})
+    return [node for node in order if node.op == "placeholder"] + [node for node in order if node.op != "placeholder"]
+
+
+def depth_first(roots: Iterable[fx.Node], needs: Mapping[fx.Node, list[fx.Node]]) -> list[fx.Node]:
+    """The roots and all they need, each after what it needs, in the order of a walk that follows `needs` in turn."""
     found: dict[fx.Node, None] = {}
-    for root in (*needs[output], *effects, *unused):
-        stack = [(root, iter(needs[root]))]
+    for root in roots:
+        stack = [] if root in found else [(root, iter(needs[root]))]
         while stack:
             node, rest = stack[-1]
             following = next((need for need in rest if need not in found), None)
@@ -66,8 +74,7 @@ def canonical_order(graph: fx.Graph) -> list[fx.Node]:
                 stack.pop()
             else:
                 stack.append((following, iter(needs[following])))
-    order = [node for node in found if node is not output]
-    return [node for node in order if node.op == "placeholder"] + [node for node in order if node.op != "placeholder"]
+    return list(found)
 
 
 def tensor_meta(value: Any, node: object = "an input") -> Any:
@@ -276,8 +283,8 @@ def make_inputs(graph: Graph, seed: int) -> list[torch.Tensor]:
     return [fill(empty(meta), seen, generator) for meta, seen in zip(metas, graph.data, strict=True)]
 
 
-def seen_in(tensor: torch.Tensor) -> InputData:
-    """What is to be remembered of `tensor`."""
+def seen_in(tensor: torch.Tensor, parameter: bool = False) -> InputData:
+    """What is to be remembered of `tensor`: of a parameter never the content, unless it is zeros or ones throughout."""
     if tensor.numel() == 0 or tensor.dtype.is_complex:
         return UNSEEN
     flat = tensor.detach()[written_once(tensor)].reshape(-1)
@@ -289,6 +296,8 @@ def seen_in(tensor: torch.Tensor) -> InputData:
         runs = tuple(
             (encode(value, {}, "input"), end - start) for value, start, end in zip(values, bounds, bounds[1:], strict=False)
         )
+    if parameter and runs is not None and not (len(runs) == 1 and runs[0][0] in (0, 1)):
+        runs = None
     finite = flat.double()
     finite = finite[finite.isfinite()]
     if finite.numel() == 0:

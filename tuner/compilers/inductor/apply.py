@@ -17,11 +17,10 @@ from tuner.compilers.inductor.hooks import (
     InductorChoices,
     V,
     compile_fx_inner,
-    compiler_config,
     inductor_config,
 )
 from tuner.compilers.inductor.leaves import local_ids, realised_groups
-from tuner.errors import DuplicateCode, PlanNotRealised
+from tuner.errors import DuplicateCode, PlanNotRealised, find_cause
 from tuner.plan import Groups, Plan
 
 # Changes when the way plans are applied changes: it is in the compile caches' key.
@@ -88,7 +87,7 @@ class ForcedGroups(InductorChoices):
 
 
 @contextlib.contextmanager
-def applied(plan: Plan, realised: Realised, expected: Groups | None = None, cache_tag: str = "") -> Iterator[None]:
+def applied(plan: Plan, realised: Realised, expected: Groups | None = None) -> Iterator[None]:
     """Inductor as `plan` wants it, within the context and this thread.
 
     Three things go together, for each alone leaves a stale or a poisoned compile cache behind: the choices handler is set both as
@@ -102,8 +101,6 @@ def applied(plan: Plan, realised: Realised, expected: Groups | None = None, cach
         "_post_fusion_custom_pass": ReadBack(realised, expected, uuid, after=True),
     }
     with contextlib.ExitStack() as stack:
-        if cache_tag:
-            stack.enter_context(compiler_config.patch(cache_key_tag=cache_tag))
         if plan.groups is not None:
             choices = ForcedGroups(plan.groups, realised, uuid)
             config["inductor_choices_class"] = lambda: choices
@@ -167,16 +164,6 @@ def compile_candidate(
         try:
             return compile_fx_inner(gm, inputs, **kwargs), realised
         except Exception as error:
-            if own := own_error(error):
+            if own := find_cause(error, DuplicateCode) or find_cause(error, PlanNotRealised):
                 raise own from None
             raise
-
-
-def own_error(error: BaseException | None) -> DuplicateCode | PlanNotRealised | None:
-    """The error of ours that the compiler wrapped, if it did."""
-    while error is not None:
-        if isinstance(error, DuplicateCode | PlanNotRealised):
-            return error
-        inner = getattr(error, "inner_exception", None)
-        error = inner if inner is not None else error.__cause__ or error.__context__
-    return None

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tuner.compilers.inductor.decompose import native_table
+from tuner.compilers.inductor.decompose import late_decompose, native_table
 from tuner.compilers.inductor.hooks import compile_fx, dynamo_config, functorch_config, inductor_config
 from tuner.compilers.inductor.program import is_training, program_key
-from tuner.errors import SpecError, UnsupportedGraph
+from tuner.errors import SpecError, UnsupportedGraph, find_cause, one_line
 from tuner.search_spaces.native import NATIVE_OPS
 from tuner.workload.fx import from_fx, seen_in
 from tuner.workload.graph import Graph, InputData
@@ -32,28 +32,30 @@ class _Stop(Exception):
     """Ends a trace of which only the graph is wanted."""
 
 
-def _native_form(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Graph | None:
+@dataclass(frozen=True)
+class _Native:
+    """A graph with all declared op kinds undecomposed, and the key of what it decomposes to."""
+
+    form: Graph
+    key: str
+
+
+def _native_form(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> _Native | None:
     """The inference graph with all declared op kinds undecomposed; None if it holds none of them."""
-    found: list[Graph] = []
+    found: list[_Native] = []
 
     def record(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
-        found.append(from_fx(made, static_inputs=kwargs.get("static_input_idxs", ())))
+        form = from_fx(made, static_inputs=kwargs.get("static_input_idxs", ()))
+        if NATIVE_OPS.intersection(form.calls):
+            found.append(_Native(form, from_fx(late_decompose(made, ())).key))
         raise _Stop
 
     try:
         compile_fx(copy.deepcopy(gm), example_inputs, inner_compile=record, decompositions=native_table())
     except Exception as error:
-        if not _caused_by_stop(error):
+        if not find_cause(error, _Stop):
             raise
-    return found[0] if found and NATIVE_OPS.intersection(found[0].calls) else None
-
-
-def _caused_by_stop(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, _Stop) or isinstance(getattr(error, "inner_exception", None), _Stop):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return found[0] if found else None
 
 
 def _recorder(programs: list[Program]) -> Callable[..., Any]:
@@ -65,12 +67,12 @@ def _recorder(programs: list[Program]) -> Callable[..., Any]:
         native = _native_form(gm, example_inputs)
 
         def record(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
-            place = len(program.graphs)
-            graph = replace(from_fx(made, static_inputs=kwargs.get("static_input_idxs", ())), native_form=native)
-            program.graphs.append(graph)
+            place, static = len(program.graphs), frozenset(kwargs.get("static_input_idxs", ()))
+            graph = from_fx(made, static_inputs=sorted(static))
+            program.graphs.append(replace(graph, native_form=native.form if native and native.key == graph.key else None))
 
             def run(inputs: list[Any]) -> Any:
-                seen = tuple(seen_in(value) for value in inputs)
+                seen = tuple(seen_in(value, parameter=i in static) for i, value in enumerate(inputs))
                 program.graphs[place] = with_data(program.graphs[place], seen)
                 outputs = made.forward(*inputs)
                 inputs.clear()
@@ -106,25 +108,12 @@ def capture(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Program
     ):
         try:
             torch.compile(function, backend=_recorder(programs), dynamic=False)(*inputs)
-        except UnsupportedGraph:
-            raise
         except Exception as error:
-            raise _capture_error(error) from error
+            if own := find_cause(error, UnsupportedGraph):
+                raise own from error
+            raise SpecError(f"torch.compile cannot capture it: {one_line(error)}") from error
     torch._dynamo.reset()
     graphs = [graph for program in programs for graph in program.graphs]
     if not graphs:
         raise SpecError("nothing to tune: torch.compile made no graph of it")
     return programs
-
-
-def _capture_error(error: Exception) -> SpecError:
-    """The error a user should read: ours if the compiler wrapped it, else its first line."""
-    cause: BaseException | None = error
-    while cause is not None:
-        inner = getattr(cause, "inner_exception", None)
-        for candidate in (cause, inner):
-            if isinstance(candidate, UnsupportedGraph):
-                return candidate
-        cause = inner if inner is not None else cause.__cause__ or cause.__context__
-    line = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    return SpecError(f"torch.compile cannot capture it: {type(error).__name__}: {line}")

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tuner.compilers.inductor.hooks import select_decomp_table
+from tuner.compilers.inductor.hooks import V, joint_graph_passes, select_decomp_table
 from tuner.search_spaces.native import NATIVE_OPS
 
 Table = dict[Any, Callable[..., Any]]
@@ -41,13 +41,17 @@ def native_table() -> Table:
 def late_decompose(gm: fx.GraphModule, keep: Iterable[str], inputs: Iterable[Any] | None = None) -> fx.GraphModule:
     """`gm`, traced with `native_table`, decomposed but for the ops in `keep`.
 
-    With nothing kept this is, op by op, the inference graph that the default makes, so its key is the graph's key. inputs: fake
-    tensors; by default the metadata of the placeholders. The output node's metadata is carried over.
+    With nothing kept this is the inference graph that the default makes, but where a pass behaves otherwise the second time:
+    capture compares their keys. inputs: fake tensors; by default the metadata of the placeholders. The output node's metadata is
+    carried over.
     """
     values = list(inputs) if inputs is not None else [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
     fake_mode = torch._guards.detect_fake_mode(values)
     with fake_mode or contextlib.nullcontext():
         made = make_fx(lambda *args: fx.Interpreter(gm).run(*args), decomposition_table=table_without(keep))(*values)
+        # The default runs these passes on decomposed graphs: here they get to see what was not decomposed before.
+        with V.set_fake_mode(fake_mode):
+            made = joint_graph_passes(made, input_device=torch.device("cpu"))
     (old,), (new,) = gm.graph.find_nodes(op="output"), made.graph.find_nodes(op="output")
     new.meta.update({name: value for name, value in old.meta.items() if name != "val"})
     if not isinstance(new.args[0], list | tuple):

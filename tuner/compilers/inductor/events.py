@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.errors import one_line
+from tuner.lookup.client import warn_once
 from tuner.plan import Groups
 
 
@@ -41,15 +43,16 @@ def record(served: Served) -> None:
         _counts[served.outcome] += 1
 
 
-def count_program() -> None:
+def count(outcome: str) -> None:
+    """Counts an outcome: "program" for each program asked for, "default: <reason>" where it was compiled by default."""
     with _lock:
-        _counts["program"] += 1
+        _counts[outcome] += 1
 
 
-def count(reason: str) -> None:
-    """Counts a program or graph that was compiled by default, by a short reason."""
-    with _lock:
-        _counts[f"default: {reason}"] += 1
+def swallowed(what: str, error: Exception) -> None:
+    """Counts an error of ours that a compile goes on after; the first is logged as a warning."""
+    count(f"default: {what}")
+    warn_once("%s, compiling by default: %s", what, one_line(error))
 
 
 def report() -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 import torch.compiler.config as compiler_config
 from torch._inductor.choices import InductorChoices
+from torch._inductor.compile_fx import _recursive_joint_graph_passes as joint_graph_passes
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
@@ -17,7 +18,7 @@ from torch._inductor.virtualized import V
 
 try:
     from torch._inductor.custom_graph_pass import CustomSchedulerPass
-except ImportError:  # torch < 2.13: a plain callable there, and the compile caches are bypassed
+except ImportError:  # torch < 2.13: without it the compile caches' key cannot carry a plan, and `missing_hooks` says so
     CustomSchedulerPass = object  # type: ignore[assignment, misc]
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "dynamo_config",
     "functorch_config",
     "inductor_config",
+    "joint_graph_passes",
     "missing_hooks",
     "select_decomp_table",
 ]
