@@ -12,16 +12,15 @@ import click
 
 from tuner.cli.output import graphs_of, json_option, print_json, settings_for, store_option
 from tuner.errors import SpecError, UsageError, WorkerError
+from tuner.search.effort import EFFORTS
 
 if TYPE_CHECKING:
     from tuner.search.sweep import Outcome, Sweep
 
-EFFORTS = ("quick", "normal", "full")
-
 
 @click.command()
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
-@click.option("--effort", type=click.Choice(EFFORTS), default="normal", show_default=True, help="How much to search.")
+@click.option("--effort", type=click.Choice(list(EFFORTS)), default="normal", show_default=True, help="How much to search.")
 @click.option("--trials", type=int, default=None, help="Candidates to compile per workload, at most.  [default: by effort]")
 @click.option("--seconds", type=float, default=None, help="Seconds to screen one workload, at most; the final comes on top.")
 @click.option("--threads", type=int, default=None, help="Tune for this many threads.  [default: torch's own number]")
@@ -54,24 +53,26 @@ def sweep(
     from tuner.cache.sqlite import SqliteStore
     from tuner.cli.sweep_table import watched
     from tuner.measurement import Policy
-    from tuner.search.effort import EFFORTS as PROFILES
     from tuner.search.sweep import plan_sweep, run_sweep
 
-    chosen = PROFILES[effort]
-    chosen = replace(
-        chosen,
-        trials=chosen.trials if trials is None else trials,
-        seconds=chosen.seconds if seconds is None else seconds,
-        memory_limit=chosen.memory_limit if memory_limit is None else memory_limit,
-    )
+    chosen = EFFORTS[effort]
+    if (trials, seconds, memory_limit) != (None, None, None):
+        # Another budget than the effort's: what it finds settles nothing.
+        chosen = replace(
+            chosen,
+            name="custom",
+            trials=chosen.trials if trials is None else trials,
+            seconds=chosen.seconds if seconds is None else seconds,
+            memory_limit=chosen.memory_limit if memory_limit is None else memory_limit,
+        )
+    threads = torch.get_num_threads() if threads is None else threads
     with SqliteStore(settings.store) as opened, ExitStack() as stack:
         workloads = [workload for spec in specs for workload in graphs_of(spec, threads, opened.graph, opened.find_graphs)]
         show = watched(stack, quiet=as_json)
         plan = plan_sweep(workloads, chosen, show.changed)
         show.attach(plan)
-        searched_anew = again or trials is not None or seconds is not None or memory_limit is not None
         try:
-            run_sweep(plan, opened, Policy.for_cpu(torch.get_num_threads()), chosen, again=searched_anew)
+            run_sweep(plan, opened, Policy.for_cpu(threads), chosen, again)
         except KeyboardInterrupt:
             plan.interrupted = True
         show.finish()

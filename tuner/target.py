@@ -15,15 +15,13 @@ class Target:
     """A device as the search sees it.
 
     backend: "cpu", "cuda", "hip"; arch: "x86_64-avx2", "sm_90"; sku: the device's own name; cores: cores of a CPU, SMs or CUs
-    of a GPU; l2_bytes, l3_bytes: cache sizes in bytes, 0 if unknown.
+    of a GPU.
     """
 
     backend: str
     arch: str
     sku: str
     cores: int
-    l2_bytes: int = 0
-    l3_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -31,7 +29,7 @@ class Target:
         return f"{self.backend}/{self.arch}/{self.cores if self.backend == 'cpu' else self.sku}"
 
     def fields(self) -> dict[str, Any]:
-        """The fields that decide which winner is valid; cache sizes follow from the SKU and are not among them."""
+        """The fields that decide which winner is valid."""
         return {"backend": self.backend, "arch": self.arch, "sku": self.sku, "cores": self.cores}
 
 

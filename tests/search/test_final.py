@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
-from scripted import EFFORT, GELU, ONE_GROUP, POLICY, SILU, resolved
+from scripted import EFFORT, GELU, ONE_GROUP, POLICY, SILU, ScriptedBench, resolved
 
-from tuner.measurement import Measurement, Winner
+from tuner.cache.sqlite import SqliteStore
+from tuner.errors import WorkerDied, WorkerTimeout
+from tuner.measurement import Measurement, Policy, Winner
 from tuner.plan import Plan
-from tuner.search.final import Evidence, conclude
-from tuner.search.screen import Finalist, Screening
+from tuner.search.final import Evidence, conclude, run_finals
+from tuner.search.screen import SEED, Finalist, Screening
+from tuner.search.workloads import Resolved
 from tuner.search_spaces.space import Candidate
 
 A, B = Plan(native=(GELU,)), Plan(native=(SILU,))
@@ -92,3 +96,44 @@ def test_the_evidence_tells_each_process_apart() -> None:
     won = winner_of(rows(A, (1.2, 1.4, 1.3)))
     assert won.evidence["processes"] == 3
     assert [round(value, 1) for value in won.evidence["speedup_by_process"]] == [1.2, 1.4, 1.3]
+
+
+def held(monkeypatch: pytest.MonkeyPatch, bench: type[ScriptedBench] | Callable[..., ScriptedBench]) -> dict[str, Evidence]:
+    """The final of A and B, each 1.5 times as fast as the default, on the given bench."""
+    screening = Screening(resolved(), 2.0, ONE_GROUP)
+    screening.finalists = [Finalist(Candidate("made up", plan), rows(plan, (1.5,))[0], 1.5) for plan in (A, B)]
+    monkeypatch.setattr("tuner.search.final.Bench", bench)
+    return run_finals([screening], SqliteStore(":memory:"), POLICY, EFFORT, lambda _: None)
+
+
+@pytest.mark.parametrize("when", ["raise", "raise when timed"])
+@pytest.mark.parametrize("bad", [A, B])
+def test_a_finalist_that_kills_the_worker_costs_only_itself(monkeypatch: pytest.MonkeyPatch, when: str, bad: Plan) -> None:
+    told = {bad: {when: WorkerDied("SIGSEGV")}}
+    (item,) = held(monkeypatch, lambda *_: ScriptedBench(lambda _: 0.7, lambda plan: told.get(plan, {}))).values()
+    assert item.error is None
+    good = A if bad == B else B
+    assert [row.status for row in item.measurements[good.key]] == ["ok"] * EFFORT.processes
+    assert [row.status for row in item.measurements[bad.key]] == ["crash"], "once out, it is not tried in the next process"
+    assert conclude(item.screening, item, POLICY, EFFORT).plan == good
+
+
+def test_a_final_that_cannot_be_held_settles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy(ScriptedBench):
+        def open(self, resolved: Resolved) -> dict[str, Any]:
+            raise WorkerTimeout("no answer within 420 s")
+
+    (item,) = held(monkeypatch, lambda *_: Busy(lambda _: 0.7)).values()
+    assert item.error is not None
+    assert item.measurements == {}
+
+
+def test_each_process_of_the_final_has_inputs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def bench(policy: Policy, seed: int) -> ScriptedBench:
+        seeds.append(seed)
+        return ScriptedBench(lambda _: 0.7)
+
+    held(monkeypatch, bench)
+    assert len({SEED, *seeds}) == EFFORT.processes + 1

@@ -150,3 +150,32 @@ def test_each_measurement_says_how_it_was_got(store: SqliteStore) -> None:
         assert {"date", "host", "load_1min", "tuner"} <= set(row.provenance)
         assert row.realised
         assert row.code_key
+
+
+def test_a_racer_that_kills_the_worker_costs_only_itself(store: SqliteStore) -> None:
+    good, bad = Plan(native=(GELU,)), Plan(native=(SILU,))
+    first = ScriptedBench(lambda plan: {good: 0.6, bad: 0.5}.get(plan, 1.2))
+    screen(first, resolved((GELU, SILU)), store, EFFORT, progress())
+    told = {bad: {"raise": WorkerDied("SIGSEGV")}}
+    later = ScriptedBench(lambda plan: {good: 0.6}.get(plan, 1.2), lambda plan: told.get(plan, {}))
+    result = screen(later, resolved((GELU, SILU)), store, EFFORT, progress())
+    assert [finalist.candidate.plan for finalist in result.finalists] == [good]
+
+
+def test_with_again_what_hung_or_crashed_gets_another_chance(store: SqliteStore) -> None:
+    plan = Plan(native=(GELU,))
+    told = {plan: {"raise": WorkerTimeout("slow machine")}}
+    screen(ScriptedBench(lambda plan: 0.9, lambda plan: told.get(plan, {})), resolved((GELU,)), store, EFFORT, progress())
+    settled, again = ScriptedBench(lambda plan: 0.9), ScriptedBench(lambda plan: 0.9)
+    screen(settled, resolved((GELU,)), store, EFFORT, progress())
+    assert plan not in settled.tried
+    screen(again, resolved((GELU,)), store, EFFORT, progress(), again=True)
+    assert plan in again.tried
+
+
+def test_a_smaller_budget_does_not_forget_what_was_found(store: SqliteStore) -> None:
+    best = Plan(groups=list(single_splits(ONE_GROUP))[-1])
+    screen(ScriptedBench(lambda plan: 0.5 if plan == best else 1.1), resolved(), store, EFFORT, progress())
+    bench = ScriptedBench(lambda plan: 0.5 if plan == best else 1.1)
+    result = screen(bench, resolved(), store, replace(EFFORT, trials=1), progress())
+    assert [finalist.candidate.plan for finalist in result.finalists] == [best]

@@ -7,86 +7,70 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
-from tuner.errors import WorkerError
+from tuner.cache.contract import Store
+from tuner.errors import UnsupportedGraph, WorkerError
 from tuner.measure.statistics import MIN_SPEEDUP, Speedup, speedup_of
-from tuner.measurement import Measurement, Policy, Winner
+from tuner.measurement import Measurement, Policy, Status, Winner
 from tuner.plan import Groups, Plan
+from tuner.search.bench import DEFAULT, Bench
 from tuner.search.effort import Effort
 from tuner.search.provenance import provenance
-from tuner.search.screen import DEFAULT, Bench, Finalist, Screening, Trials, measured
+from tuner.search.screen import SEED, Screening, measured
 from tuner.search_spaces.space import SPACE_VERSION, Candidate
 
 
 @dataclass
 class Evidence:
-    """Final measurements of one workload, by candidate key; one per process that got through."""
+    """Final measurements of one workload, by candidate key; one per process. error: why its final could not be held."""
 
     screening: Screening
     measurements: dict[str, list[Measurement]] = field(default_factory=dict)
-    failed: set[str] = field(default_factory=set)
+    error: str | None = None
 
 
 def run_finals(
-    screenings: Sequence[Screening], store: Trials, policy: Policy, effort: Effort, watch: Callable[[Screening, int], None]
+    screenings: Sequence[Screening], store: Store, policy: Policy, effort: Effort, watch: Callable[[Screening], None]
 ) -> dict[str, Evidence]:
-    """Measures the finalists of all workloads in `effort.processes` fresh processes, which all workloads share.
+    """Measures the finalists of all workloads in `effort.processes` fresh processes, which all workloads share, on fresh inputs.
 
     Each measurement is stored when it ends. watch: called before each workload in each process. By exact-match key.
     """
     evidence = {s.resolved.query.exact_key: Evidence(s) for s in screenings if s.finalists}
-    if not evidence:
-        return {}
-    for process in range(effort.processes):
-        with Bench(policy) as bench:
+    for process in range(effort.processes if evidence else 0):
+        with Bench(policy, SEED + 1 + process) as bench:
             for item in evidence.values():
-                watch(item.screening, process)
-                for measurement in _one_process(bench, item, effort, process):
-                    store.add_measurement(measurement)
-                    if measurement.status == "ok":
+                if item.error is not None:
+                    continue
+                watch(item.screening)
+                try:
+                    for measurement in _one_process(bench, item, effort):
+                        store.add_measurement(measurement)
                         item.measurements.setdefault(measurement.plan.key, []).append(measurement)
-                    else:
-                        item.failed.add(measurement.plan.key)
+                # The default is at fault, or the machine, and no candidate: there is nothing to conclude from.
+                except (WorkerError, UnsupportedGraph) as error:
+                    item.error = f"the final could not be held: {error}"
     return evidence
 
 
-def _one_process(bench: Bench, item: Evidence, effort: Effort, process: int) -> Iterator[Measurement]:
-    """One measurement for each finalist of one workload, with samples or with the reason for none."""
-    resolved, running, verdicts = item.screening.resolved, list[Finalist](), {}
-    try:
-        bench.open(resolved.graph.to_json())
-    except WorkerError as error:
-        for finalist in item.screening.finalists:
-            yield measured(bench, resolved, finalist.candidate, "final", "crash", {}, {}, str(error))
-        return
-    for finalist in item.screening.finalists:
-        plan = finalist.candidate.plan
-        if plan.key in item.failed:
-            continue
-        try:
-            verdict = bench.try_plan(plan, finalist.screened.realised, [])
-        except WorkerError as error:
-            yield measured(bench, resolved, finalist.candidate, "final", "crash", {}, {}, str(error))
-            continue
-        if verdict["status"] == "not_realised":
-            verdict["status"] = "compile_error"
-        if verdict["status"] != "ok":
-            yield measured(bench, resolved, finalist.candidate, "final", verdict["status"], verdict, {})
-            continue
-        running.append(finalist)
-        verdicts[plan.key] = verdict
-    running = [finalist for finalist in running if finalist.candidate.plan.key in bench.live]
-    if not running:
-        return
-    plans = [finalist.candidate.plan for finalist in running]
-    try:
-        times = bench.time(plans, effort.final_samples, seed=process)
-    except WorkerError as error:
-        for finalist in running:
-            yield measured(bench, resolved, finalist.candidate, "final", "crash", {}, {}, str(error))
-        return
-    for finalist in running:
-        verdict = verdicts[finalist.candidate.plan.key]
-        yield measured(bench, resolved, finalist.candidate, "final", "ok", verdict, times)
+def _one_process(bench: Bench, item: Evidence, effort: Effort) -> Iterator[Measurement]:
+    """One measurement for each finalist that is still in, with samples or with the verdict that puts it out."""
+    resolved = item.screening.resolved
+    bench.open(resolved)
+    candidates = {
+        finalist.candidate.plan.key: finalist
+        for finalist in item.screening.finalists
+        if all(row.status == "ok" for row in item.measurements.get(finalist.candidate.plan.key, ()))
+    }
+    wanted = {key: (finalist.candidate.plan, finalist.screened.realised) for key, finalist in candidates.items()}
+    verdicts = bench.prepare(list(wanted.values()))
+    live = [wanted[key] for key in wanted if key in bench.live]
+    times = bench.time_each(live, effort.final_samples) if live else {}
+    for key, finalist in candidates.items():
+        verdict, samples = verdicts[key], times.get(key, {})
+        status: Status = "compile_error" if verdict["status"] == "not_realised" else verdict["status"]
+        if isinstance(samples, str):
+            status, samples = samples, {}
+        yield measured(bench, resolved, finalist.candidate, "final", status, verdict, samples)
 
 
 def conclude(screening: Screening, evidence: Evidence | None, policy: Policy, effort: Effort) -> Winner:
@@ -94,7 +78,7 @@ def conclude(screening: Screening, evidence: Evidence | None, policy: Policy, ef
     confirmed: list[tuple[Speedup, Candidate, list[Measurement]]] = []
     for finalist in screening.finalists:
         rows = evidence.measurements.get(finalist.candidate.plan.key, []) if evidence else []
-        if len(rows) < effort.processes:
+        if len(rows) < effort.processes or any(row.status != "ok" for row in rows):
             continue
         speedup = speedup_of([(row.default_samples_ms, row.samples_ms) for row in rows])
         if speedup.low > MIN_SPEEDUP and all(within_memory(row, effort.memory_limit) for row in rows):
@@ -108,7 +92,7 @@ def conclude(screening: Screening, evidence: Evidence | None, policy: Policy, ef
         }
         plan_winner = _winner(screening, "plan", candidate.plan, realised, speedup, policy, effort, samples)
         return replace(plan_winner, evidence={**plan_winner.evidence, **_evidence(rows)})
-    finals = [row for rows in (evidence.measurements.values() if evidence else ()) for row in rows]
+    finals = [row for rows in (evidence.measurements.values() if evidence else ()) for row in rows if row.status == "ok"]
     default_ms = median(ms for row in finals for ms in row.default_samples_ms) if finals else screening.default_ms
     samples = {"default_ms": default_ms, "winner_ms": default_ms}
     return _winner(screening, "default", DEFAULT, screening.default_groups, Speedup(1.0, 1.0, 1.0), policy, effort, samples)

@@ -6,95 +6,22 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
-from tuner.errors import UnsupportedGraph, WorkerDied, WorkerError, WorkerTimeout
+from tuner.cache.contract import Store
+from tuner.errors import UnsupportedGraph, WorkerError
 from tuner.measure.statistics import median_ratio
-from tuner.measurement import Measurement, Policy, Stage, Status
+from tuner.measurement import Measurement, Stage, Status
 from tuner.plan import Groups, Plan, canonical_groups
+from tuner.search.bench import DEFAULT, Bench, fault
 from tuner.search.effort import Effort
 from tuner.search.progress import Progress
 from tuner.search.provenance import provenance
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.native import NATIVE_OPS
 from tuner.search_spaces.space import Candidate, candidates
-from tuner.workers.process import START_S, Worker
 
-COMPILE_S = 300.0
-# Floor and factor of the time allowed for timing: the default's own time for all samples, many times over.
-TIMING_FLOOR_S, TIMING_FACTOR = 20.0, 50.0
 SEED = 20260
-DEFAULT = Plan()
-
-
-class Trials(Protocol):
-    """The part of a store that screening needs."""
-
-    def add_measurement(self, m: Measurement) -> int: ...
-    def measurements(self, exact_key: str, stage: Stage | None = None, policy_key: str | None = None) -> list[Measurement]: ...
-
-
-class Bench:
-    """A worker that holds one open graph; a dead one is replaced, and the graph opened again."""
-
-    def __init__(self, policy: Policy):
-        self.policy = policy
-        self._worker: Worker | None = None
-        self._graph: dict[str, Any] | None = None
-        self.live: set[str] = set()
-        self.default: dict[str, Any] = {}
-
-    @property
-    def process(self) -> str:
-        return self._worker.name if self._worker else ""
-
-    def open(self, graph: dict[str, Any]) -> dict[str, Any]:
-        """Compiles, checks and times the default. Raises UnsupportedGraph, WorkerError."""
-        self._graph, self.live = graph, {DEFAULT.key}
-        if self._worker is None:
-            self._worker = Worker(self.policy.threads)
-        try:
-            request = {"graph": graph, "seed": SEED, "clock": self.policy.clock}
-            self.default = self._worker.ask(START_S + COMPILE_S, do="open", **request)
-        except (WorkerTimeout, WorkerDied):
-            self.close()
-            raise
-        return self.default
-
-    def ask(self, timeout_s: float, **request: Any) -> Any:
-        """As Worker.ask; after a death the next call starts over with the same graph, and only the default live."""
-        if self._worker is None:
-            assert self._graph is not None
-            self.open(self._graph)
-        assert self._worker is not None
-        try:
-            return self._worker.ask(timeout_s, **request)
-        except (WorkerTimeout, WorkerDied):
-            self.close()
-            raise
-
-    def try_plan(self, plan: Plan, expected: Groups | None, seen_codes: list[str]) -> dict[str, Any]:
-        verdict = self.ask(COMPILE_S, do="try", plan=plan.to_json(), expected=expected, seen_codes=seen_codes)
-        if verdict["status"] == "ok":
-            self.live.add(plan.key)
-        return verdict
-
-    def time(self, plans: list[Plan], samples: int, seed: int = SEED) -> dict[str, list[float]]:
-        """Interleaved samples by plan key, the default's among them."""
-        calls = (samples + 1) * self.default["repetitions"] * (len(plans) + 1)
-        limit_s = TIMING_FLOOR_S + TIMING_FACTOR * calls * self.default["default_ms"] / 1e3
-        return self.ask(limit_s, do="time", keys=[plan.key for plan in plans], samples=samples, seed=seed)
-
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.__exit__(None, None, None)
-            self._worker = None
-
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @dataclass
@@ -114,27 +41,27 @@ class Screening:
     default_ms: float = 0.0
     default_groups: Groups = ()
     finalists: list[Finalist] = field(default_factory=list)
-    error: str | None = None
 
 
-def screen(bench: Bench, resolved: Resolved, store: Trials, effort: Effort, progress: Progress) -> Screening:
+def screen(bench: Bench, resolved: Resolved, store: Store, effort: Effort, progress: Progress, again: bool = False) -> Screening:
     """Tries candidates until the space, the trials or the seconds are used up.
 
-    Each trial is stored when it ends. Candidates that the store has a verdict on are not compiled again. Raises UnsupportedGraph,
-    or WorkerError where the default itself fails.
+    Each trial is stored when it ends. Candidates that the store has a verdict on are not compiled again, but with `again` those
+    that hung or crashed. Raises UnsupportedGraph, or WorkerError where the default itself fails.
     """
     progress.enter("screening")
     started = time.monotonic()
-    default = bench.open(resolved.graph.to_json())
-    if default["realised"] is None:
+    default = bench.open(resolved)
+    if not default["realised"]:
         raise UnsupportedGraph("nothing_to_fuse", f"{resolved.spec}: the compiler generates no kernels for this graph")
-    run = _Run(bench, resolved, store, effort, progress)
+    run = _Run(bench, resolved, store, effort, progress, again)
     result = Screening(resolved, default["default_ms"], canonical_groups(default["realised"]))
     progress.default_ms = result.default_ms
     native = resolved.graph.native_form
     kinds = NATIVE_OPS.intersection(native.calls) if native is not None else frozenset()
     queue = deque(candidates(result.default_groups, kinds))
-    run.seen_codes, run.seen_groups = {default["code_key"]}, {result.default_groups}
+    run.seen_codes.add(default["code_key"])
+    run.seen_groups.add(result.default_groups)
     while queue and run.trials < effort.trials and time.monotonic() - started < effort.seconds:
         reached = run.trial(queue.popleft())
         if reached is not None:
@@ -151,15 +78,18 @@ def screen(bench: Bench, resolved: Resolved, store: Trials, effort: Effort, prog
 class _Run:
     """The state of one screening."""
 
-    def __init__(self, bench: Bench, resolved: Resolved, store: Trials, effort: Effort, progress: Progress):
+    def __init__(self, bench: Bench, resolved: Resolved, store: Store, effort: Effort, progress: Progress, again: bool):
         self.bench, self.resolved, self.store, self.effort, self.progress = bench, resolved, store, effort, progress
         known = store.measurements(resolved.query.exact_key, "screen", bench.policy.key)
-        self.known = {measurement.plan.key: measurement for measurement in known if measurement.status != "busy"}
+        passing = ("busy", "timeout", "crash") if again else ("busy",)
+        self.known = {measurement.plan.key: measurement for measurement in known if measurement.status not in passing}
         self.seen_codes: set[str] = set()
         self.seen_groups: set[Groups] = set()
         self.passed: list[Finalist] = []
         self.default_samples: list[float] = []
         self.trials = 0
+        for measurement in self.known.values():
+            self._count(Candidate(measurement.label, measurement.plan), measurement)
 
     def trial(self, candidate: Candidate) -> Candidate | None:
         """Tries one candidate. The answer, if any, is the grouping that the compiler made instead, to be tried next."""
@@ -169,19 +99,9 @@ class _Run:
                 self.progress.duplicates += 1
                 return None
             self.seen_groups.add(plan.groups)
-        if known := self.known.get(plan.key):
-            self._count(candidate, known)
+        if plan.key in self.known:
             return None
-        try:
-            verdict = self.bench.try_plan(plan, plan.groups, sorted(self.seen_codes))
-        except WorkerTimeout as error:
-            self.trials += 1
-            self._keep(candidate, "timeout", message=str(error))
-            return None
-        except WorkerError as error:
-            self.trials += 1
-            self._keep(candidate, "crash", message=str(error))
-            return None
+        verdict = self.bench.try_plan(plan, plan.groups, sorted(self.seen_codes))
         if verdict["status"] == "duplicate":
             self.progress.duplicates += 1
             return None
@@ -196,7 +116,7 @@ class _Run:
         try:
             times = self.bench.time([plan], self.effort.screen_samples)
         except WorkerError as error:
-            self._keep(candidate, "timeout" if isinstance(error, WorkerTimeout) else "crash", verdict, message=str(error))
+            self._keep(candidate, fault(error), verdict, message=str(error))
             return None
         self._keep(candidate, "ok", verdict, times)
         return None
@@ -235,26 +155,28 @@ class _Run:
     def race(self) -> Iterator[Finalist]:
         """The best few, compared with each other and the default in one interleaved run; those that stay ahead, best first."""
         racers = sorted((f for f in self.passed if f.ratio > 1.0), key=lambda f: -f.ratio)[: self.effort.racers]
-        for racer in racers:
-            plan = racer.candidate.plan
-            if plan.key not in self.bench.live:
-                try:
-                    self.bench.try_plan(plan, racer.screened.realised, [])
-                except WorkerError:
-                    continue
+        self.bench.prepare([(racer.candidate.plan, racer.screened.realised) for racer in racers])
         racers = [racer for racer in racers if racer.candidate.plan.key in self.bench.live]
         if not racers:
             return
         try:
-            times = self.bench.time([r.candidate.plan for r in racers], self.effort.race_samples, SEED + 1)
+            times = self.bench.time([racer.candidate.plan for racer in racers], self.effort.race_samples)
+        # Each was timed alone before: then that has to do.
         except WorkerError:
+            yield from racers[: self.effort.finalists]
             return
         for racer in racers:
             key = racer.candidate.plan.key
             screened = racer.screened
-            times_ms = {"samples_ms": tuple(times[key]), "default_samples_ms": tuple(times[DEFAULT.key])}
             self.store.add_measurement(
-                replace(screened, stage="race", process=self.bench.process, provenance=provenance(), **times_ms)  # type: ignore[arg-type]
+                replace(
+                    screened,
+                    stage="race",
+                    samples_ms=tuple(times[key]),
+                    default_samples_ms=tuple(times[DEFAULT.key]),
+                    process=self.bench.process,
+                    provenance=provenance(),
+                )
             )
             racer.ratio = median_ratio(times[DEFAULT.key], times[key])
         # A candidate behind by a hair here may still be ahead in truth, but not by what promise 1 asks for.

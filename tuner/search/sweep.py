@@ -5,28 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from tuner.cache.contract import Store
 from tuner.errors import SpecError, WorkerError
-from tuner.measurement import Measurement, Policy, Stage, Winner
+from tuner.measurement import Policy, Winner
+from tuner.search.bench import Bench
 from tuner.search.effort import RANKS, Effort
 from tuner.search.final import conclude, run_finals
 from tuner.search.progress import Progress
-from tuner.search.screen import Bench, Screening, screen
+from tuner.search.screen import SEED, Screening, screen
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.space import SPACE_VERSION
-from tuner.target import Query
-
-
-class SweepStore(Protocol):
-    """The part of a store that a sweep needs."""
-
-    def add_graph(self, workload_key: str, form: dict[str, Any]) -> None: ...
-    def add_program(self, query: Query, graphs: Sequence[Query], spec: str) -> None: ...
-    def add_measurement(self, m: Measurement) -> int: ...
-    def measurements(self, exact_key: str, stage: Stage | None = None, policy_key: str | None = None) -> list[Measurement]: ...
-    def winner(self, exact_key: str) -> tuple[Winner, int] | None: ...
-    def record_winner(self, winner: Winner) -> int: ...
 
 
 @dataclass
@@ -39,6 +29,10 @@ class Outcome:
     generation: int | None = None
     error: str | None = None
     worker_failed: bool = False
+
+    def fail(self, error: str, worker_failed: bool) -> None:
+        self.error, self.worker_failed = error, worker_failed
+        self.progress.enter("failed")
 
     def to_json(self) -> dict[str, Any]:
         """One entry of `results` in `tuner sweep --json`."""
@@ -82,7 +76,7 @@ def plan_sweep(workloads: Sequence[Resolved], effort: Effort, notify: Callable[[
     return Sweep([Outcome(w, Progress(w.spec, w.query.workload_key, effort.trials, effort.seconds, notify)) for w in workloads])
 
 
-def run_sweep(sweep: Sweep, store: SweepStore, policy: Policy, effort: Effort, again: bool) -> None:
+def run_sweep(sweep: Sweep, store: Store, policy: Policy, effort: Effort, again: bool) -> None:
     """Tunes every workload once, equal ones together. `again`: also those that the store has settled for this effort and space.
 
     A graph that cannot be tuned gets an error and leaves the others alone. KeyboardInterrupt passes through: what was measured
@@ -93,22 +87,22 @@ def run_sweep(sweep: Sweep, store: SweepStore, policy: Policy, effort: Effort, a
     for outcome in sweep.outcomes:
         first.setdefault(outcome.resolved.query.exact_key, outcome)
     screenings: list[Screening] = []
-    with Bench(policy) as bench:
+    with Bench(policy, SEED) as bench:
         for outcome in first.values():
             if not again and _settled(outcome, store, effort):
                 continue
             try:
-                screenings.append(screen(bench, outcome.resolved, store, effort, outcome.progress))
+                screenings.append(screen(bench, outcome.resolved, store, effort, outcome.progress, again))
             except (SpecError, WorkerError) as error:
-                outcome.error, outcome.worker_failed = str(error), isinstance(error, WorkerError)
-                outcome.progress.enter("failed")
+                outcome.fail(str(error), isinstance(error, WorkerError))
     by_key = {s.resolved.query.exact_key: s for s in screenings}
-    evidence = run_finals(
-        screenings, store, policy, effort, lambda s, _: first[s.resolved.query.exact_key].progress.enter("final")
-    )
+    evidence = run_finals(screenings, store, policy, effort, lambda s: first[s.resolved.query.exact_key].progress.enter("final"))
     for key, screening in by_key.items():
-        outcome = first[key]
-        outcome.winner = winner = conclude(screening, evidence.get(key), policy, effort)
+        outcome, final = first[key], evidence.get(key)
+        if final is not None and final.error is not None:
+            outcome.fail(final.error, worker_failed=True)
+            continue
+        outcome.winner = winner = conclude(screening, final, policy, effort)
         outcome.generation = store.record_winner(winner)
         outcome.progress.best, outcome.progress.best_plan = winner.speedup, winner.plan.describe()
         outcome.progress.enter("done")
@@ -119,7 +113,7 @@ def run_sweep(sweep: Sweep, store: SweepStore, policy: Policy, effort: Effort, a
             outcome.progress = original.progress
 
 
-def _remember(outcomes: Sequence[Outcome], store: SweepStore) -> None:
+def _remember(outcomes: Sequence[Outcome], store: Store) -> None:
     """Stores the graphs, and which program makes which."""
     programs: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
@@ -132,7 +126,7 @@ def _remember(outcomes: Sequence[Outcome], store: SweepStore) -> None:
         store.add_program(program, [outcome.resolved.query for outcome in made], made[0].resolved.spec)
 
 
-def _settled(outcome: Outcome, store: SweepStore, effort: Effort) -> bool:
+def _settled(outcome: Outcome, store: Store, effort: Effort) -> bool:
     """Whether the store has a winner of at least this effort over this space; if so, the outcome takes it."""
     found = store.winner(outcome.resolved.query.exact_key)
     if found is None:
@@ -140,7 +134,7 @@ def _settled(outcome: Outcome, store: SweepStore, effort: Effort) -> bool:
     winner, generation = found
     if (
         winner.space_version != SPACE_VERSION
-        or winner.effort not in RANKS
+        or not {winner.effort, effort.name} <= set(RANKS)
         or RANKS.index(winner.effort) < RANKS.index(effort.name)
     ):
         return False

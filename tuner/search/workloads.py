@@ -36,8 +36,8 @@ def resolve(
 
     from tuner.workload.spec import is_stored_key, load_spec
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    threads = torch.get_num_threads() if threads is None else threads
+    torch.set_num_threads(threads)
     if is_stored_key(spec):
         keys = find(spec)
         if len(keys) != 1:
@@ -45,13 +45,19 @@ def resolve(
         form = forms(keys[0])
         assert form is not None
         return [_resolved(spec, Graph.from_json(form), None)]
-    return resolve_callable(spec, *load_spec(spec))
+    function, inputs = load_spec(spec)
+    # A SPEC that sets a number of its own would be tuned for another than it was asked for.
+    torch.set_num_threads(threads)
+    return resolve_callable(spec, function, inputs)
 
 
 def resolve_callable(spec: str, function: Callable[..., Any], inputs: Sequence[Any]) -> list[Resolved]:
     """The graphs that torch.compile makes of `function` for `inputs`, in order; `spec` names them. Raises as `resolve`."""
     from tuner.compilers.inductor.capture import capture
+    from tuner.compilers.inductor.hooks import missing_hooks
 
+    if missing := missing_hooks():
+        raise SpecError(f"this torch lacks {', '.join(missing)}: no plan could be applied")
     try:
         programs = capture(function, inputs)
     except SpecError as error:

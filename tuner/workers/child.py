@@ -1,12 +1,14 @@
 """The measuring process: reads one JSON request a line from standard input, answers one JSON line each.
 
-Requests: {"do": "open", graph, seed, clock}, {"do": "try", plan, expected, seen_codes}, {"do": "time", keys, samples, seed},
-{"do": "close"}. An answer is {"ok": value} or {"error": {"kind", "reason", "message"}}. Ends when its input does, or its parent.
+Requests: {"do": "open", graph, ambient, seed, clock}, {"do": "try", plan, expected, seen_codes}, {"do": "time", keys, samples,
+seed}, {"do": "close"}. An answer is {"ok": value} or {"error": {refused, reason, message}}. Ends when its input does, or its
+parent.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -14,6 +16,8 @@ import signal
 import sys
 import traceback
 from typing import Any, TextIO
+
+from tuner.errors import UnsupportedGraph, one_line
 
 PR_SET_PDEATHSIG = 1
 
@@ -43,12 +47,9 @@ def serve(requests: TextIO, answers: TextIO) -> None:
         # The worker loop is a border: whatever a candidate does becomes a verdict, its traceback goes to the log.
         except Exception as error:
             traceback.print_exc()
-            lines = str(error).strip().splitlines()
-            message = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-            kind = type(error).__name__
-            if kind == "UnsupportedGraph":
-                message = lines[0]
-            answer = {"error": {"kind": kind, "reason": getattr(error, "reason", ""), "message": message[:500]}}
+            refused = isinstance(error, UnsupportedGraph)
+            message = str(error) if refused else one_line(error)
+            answer = {"error": {"refused": refused, "reason": getattr(error, "reason", ""), "message": message}}
         answers.write(json.dumps(answer) + "\n")
 
 
@@ -57,15 +58,18 @@ class Handler:
 
     def __init__(self) -> None:
         self.session: Any = None
+        self.settings = contextlib.ExitStack()
 
     def __call__(self, request: dict[str, Any]) -> Any:
+        from tuner.compilers.inductor.ambient import as_keyed
         from tuner.plan import Plan
         from tuner.workers.session import Session
         from tuner.workload.graph import Graph
 
         match request["do"]:
             case "open":
-                self.session = None
+                self.close()
+                self.settings.enter_context(as_keyed(request["ambient"]))
                 self.session = Session(Graph.from_json(request["graph"]), request["seed"], request["clock"])
                 return self.session.describe_default()
             case "try":
@@ -73,10 +77,14 @@ class Handler:
             case "time":
                 return self.session.time_plans(request["keys"], request["samples"], request["seed"])
             case "close":
-                self.session = None
+                self.close()
                 return None
             case other:
                 raise ValueError(f"unknown request {other!r}")
+
+    def close(self) -> None:
+        self.session = None
+        self.settings.close()
 
 
 if __name__ == "__main__":

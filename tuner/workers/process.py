@@ -26,7 +26,7 @@ class Worker:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tuner.workers.child", "--threads", str(threads)],
+            [sys.executable, "-P", "-m", "tuner.workers.child", "--threads", str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -46,12 +46,16 @@ class Worker:
         """The child's answer. Raises WorkerTimeout (the child is killed then), WorkerDied, UnsupportedGraph, WorkerError."""
         deadline = time.monotonic() + timeout_s
         self._write(json.dumps(request).encode() + b"\n", deadline, timeout_s)
-        answer = json.loads(self._read_line(deadline, timeout_s))
+        try:
+            answer = json.loads(self._read_line(deadline, timeout_s))
+        except ValueError as error:
+            self.kill()
+            raise WorkerDied(f"the measuring process answered nonsense and was killed: {error}") from error
         if "error" in answer:
-            error = answer["error"]
-            if error["kind"] == "UnsupportedGraph":
-                raise UnsupportedGraph(error["reason"], error["message"])
-            raise WorkerError(error["message"])
+            told = answer["error"]
+            if told["refused"]:
+                raise UnsupportedGraph(told["reason"], told["message"])
+            raise WorkerError(told["message"])
         return answer["ok"]
 
     def _write(self, data: bytes, deadline: float, timeout_s: float) -> None:
@@ -94,11 +98,13 @@ class Worker:
 
     def kill(self) -> None:
         """Ends the child and everything it started."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._process.wait()
+        # Once waited for, its number may be another's.
+        if self._process.returncode is None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            self._process.wait()
 
     def __enter__(self) -> Worker:
         return self

@@ -6,6 +6,7 @@ Runs in the child only. Every function answers with JSON values.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from torch import fx
 
 from tuner.compilers.inductor.apply import Realised, compile_candidate
 from tuner.compilers.inductor.decompose import TableWithout, late_decompose
-from tuner.errors import DuplicateCode, PlanNotRealised, UnsupportedGraph
+from tuner.errors import DuplicateCode, PlanNotRealised, UnsupportedGraph, one_line
 from tuner.measure.correctness import deviation
 from tuner.measure.memory import call_growth_bytes, resident_bytes
 from tuner.measure.timing import interleaved, repetitions_for, time_calls
@@ -30,6 +31,9 @@ RANDOM_OPS = (
     *("poisson", "binomial", "standard_gamma", "dirichlet", "rrelu"),
 )
 WARM_UP_CALLS = 5
+# How far, in units of the tolerance, the default may stray from eager.
+MAX_DEFAULT_ERROR = 10.0
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc")
 
 
 @dataclass
@@ -61,7 +65,7 @@ class Session:
         self.reference = self._outcome(fx.Interpreter(self._module(Plan())).run)
         self.entries[DEFAULT_KEY] = entry = self._compile(Plan(), None, ())
         entry.error = deviation(self._outcome_of(entry), self.reference)
-        if entry.error == float("inf"):
+        if entry.error > MAX_DEFAULT_ERROR:
             raise UnsupportedGraph("unchecked", "the compiler's default itself differs from eager: nothing can be checked")
         # The default is what users get without us: where it strays from eager itself, candidates may stray twice as far.
         self.allowed_error = max(1.0, 2 * entry.error)
@@ -138,14 +142,17 @@ class Session:
         groups = None if expected is None else canonical_groups(expected)
         try:
             entry = self._compile(plan, groups, tuple(seen_codes))
+            compile_s = time.perf_counter() - started
+            entry.error = deviation(self._outcome_of(entry), self.reference)
         except DuplicateCode as error:
             return {"status": "duplicate", "code_key": error.code_key}
         except PlanNotRealised as error:
             return {"status": "not_realised", "message": str(error), "realised": [list(group) for group in error.groups]}
+        # A border of the worker loop: the verdict goes to the store, the traceback to the worker's log.
         except Exception as error:
-            return {"status": "compile_error", "message": _one_line(error)}
-        compile_s = time.perf_counter() - started
-        entry.error = deviation(self._outcome_of(entry), self.reference)
+            traceback.print_exc()
+            starved = isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+            return {"status": "out_of_resources" if starved else "compile_error", "message": one_line(error)}
         verdict = {**self._describe(entry), "compile_s": compile_s}
         if not entry.error <= self.allowed_error:
             return {**verdict, "status": "wrong", "message": f"differs from eager by {entry.error:.3g} times the tolerance"}
@@ -166,8 +173,3 @@ class Session:
                 seed,
             )
         return dict(zip(chosen, times, strict=True))
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tuner.errors import SpecError
+from tuner.errors import SpecError, one_line
 
 STORED_KEY = re.compile(r"[0-9a-f]{6,64}")
 
@@ -34,7 +34,7 @@ def load_spec(spec: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     try:
         made = function()
     except (Exception, SystemExit) as error:
-        raise SpecError(f"{spec}: {name}() raised {_one_line(error)}") from error
+        raise SpecError(f"{spec}: {name}() raised {one_line(error)}") from error
     if not (isinstance(made, tuple | list) and len(made) == 2 and callable(made[0])):
         raise SpecError(f"{spec}: {name}() returned {type(made).__name__}, not a pair of a callable and its example inputs")
     target, inputs = made
@@ -45,7 +45,7 @@ def load_spec(spec: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         with torch.no_grad():
             target(*pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, inputs))
     except (Exception, SystemExit) as error:
-        raise SpecError(f"{spec}: it fails in eager mode: {_one_line(error)}") from error
+        raise SpecError(f"{spec}: it fails in eager mode: {one_line(error)}") from error
     return target, inputs
 
 
@@ -57,19 +57,13 @@ def _load_function(path: Path, name: str) -> Callable[..., Any]:
         raise SpecError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module
+    # As for a script, and for good: its functions may import what lies beside it later.
     sys.path.insert(0, str(path.parent.absolute()))
     try:
         module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise SpecError(f"{path} cannot be imported: {_one_line(error)}") from error
-    finally:
-        sys.path.remove(str(path.parent.absolute()))
+        raise SpecError(f"{path} cannot be imported: {one_line(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise SpecError(f"{path} has no function {name!r}")
     return function
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

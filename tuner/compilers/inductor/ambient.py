@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._inductor.cpp_builder import get_cpp_compiler
 
+from tuner.canonical import differing_fields, named_fields
 from tuner.compilers.inductor.hooks import inductor_config
 from tuner.errors import UnsupportedGraph
 from tuner.plan import PLAN_SCHEMA
@@ -41,6 +44,8 @@ OTHER_VARIABLES = (
 # Settings that say where results are kept or how they are shown, not what they are.
 OTHER_SETTINGS = (
     "trace",
+    "debug",
+    "verbose_progress",
     "compile_threads",
     "worker_",
     "fx_graph_",
@@ -48,6 +53,8 @@ OTHER_SETTINGS = (
     "autotune_remote_cache",
     "force_disable_caches",
 )
+# Seconds that the C++ compiler may take to tell its version.
+COMPILER_S = 5.0
 # Hooks of the user's that our own would have to share.
 SHARED_HOOKS = ("inductor_choices_class", "_pre_fusion_custom_pass", "_post_fusion_custom_pass")
 
@@ -57,7 +64,7 @@ def cpu_target() -> Target:
     """The CPU of this process, by the vector instructions that ATen uses."""
     capability = torch.backends.cpu.get_cpu_capability().lower()
     arch = platform.machine() + ("" if capability in ("default", "no avx") else f"-{capability}")
-    return Target("cpu", arch, _cpu_model(), os.cpu_count() or 1, _cache_bytes("index2"), _cache_bytes("index3"))
+    return Target("cpu", arch, _cpu_model(), os.cpu_count() or 1)
 
 
 def _cpu_model() -> str:
@@ -68,18 +75,11 @@ def _cpu_model() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
-def _cache_bytes(index: str) -> int:
-    try:
-        text = Path(f"/sys/devices/system/cpu/cpu0/cache/{index}/size").read_text().strip()
-        return int(text.rstrip("KM")) * {"K": 2**10, "M": 2**20}.get(text[-1], 1)
-    except (OSError, ValueError):
-        return 0
-
-
 @functools.cache
 def cpu_toolchain() -> Mapping[str, Any]:
     """Versions that decide what a CPU runs. Raises what Inductor raises where there is no C++ compiler."""
-    version = subprocess.run([get_cpp_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    command = [get_cpp_compiler(), "--version"]
+    version = subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILER_S).stdout
     return {"torch": torch.__version__, "compiler": version.partition("\n")[0], "plan_schema": PLAN_SCHEMA}
 
 
@@ -97,6 +97,19 @@ def ambient() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled() or None,
         "matmul_precision": None if (precision := torch.get_float32_matmul_precision()) == "highest" else precision,
     }
+
+
+@contextlib.contextmanager
+def as_keyed(keyed: Mapping[str, Any]) -> Iterator[None]:
+    """Inductor's settings as in `keyed`, an `ambient()` of another process, within the context.
+
+    Raises UnsupportedGraph, naming the fields, where this process cannot be made equal to it.
+    """
+    with inductor_config.patch(dict(keyed.get("inductor", {}))):
+        here = named_fields(json.loads(json.dumps(ambient())))
+        if differences := differing_fields(named_fields(keyed), here):
+            raise UnsupportedGraph("settings", f"the measuring process cannot take over {'; '.join(differences)}")
+        yield
 
 
 def changed_settings() -> dict[str, Any]:
