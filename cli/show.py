@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,14 +23,13 @@ from tuner.cli.output import (
     winner_json,
     workload_json,
 )
-from tuner.errors import UsageError
+from tuner.errors import SpecError
 from tuner.measurement import STATUSES, Measurement, Winner
 from tuner.plan import describe_groups
+from tuner.workload.graph import is_stored_key
 
 if TYPE_CHECKING:
     from tuner.cache.contract import Store
-
-KEY = re.compile(r"[0-9a-f]{6,64}")
 
 
 @click.command(short_help="List the winners of a store, or explain one.")
@@ -73,14 +71,14 @@ def list_winners(store: Store, as_json: bool) -> None:
 
 
 def workload_keys(store: Store, spec_or_key: str) -> list[str]:
-    """The workloads that are meant. Raises UsageError on a key that names none or several, SpecError."""
-    if KEY.fullmatch(spec_or_key):
+    """The workloads that are meant. Raises SpecError, also on a key that names none or several."""
+    if is_stored_key(spec_or_key):
         keys = set(store.find_graphs(spec_or_key))
         keys |= {winner.query.workload_key for winner, _ in store.winners() if winner.query.workload_key.startswith(spec_or_key)}
         if not keys:
-            raise UsageError(f"no workload in the store has a key that starts with {spec_or_key}")
+            raise SpecError(f"no workload in the store has a key that starts with {spec_or_key}")
         if len(keys) > 1:
-            raise UsageError(f"{len(keys)} workloads have a key that starts with {spec_or_key}: give more digits")
+            raise SpecError(f"{len(keys)} workloads have a key that starts with {spec_or_key}: give more digits")
         return sorted(keys)
 
     resolved = graphs_of(spec_or_key, None, store.graph, store.find_graphs)

@@ -139,13 +139,13 @@ def test_a_graph_that_was_never_measured_says_so(tmp_path):
     assert json.loads(show(path, A[:6], "--json").output) == []
 
 
-def test_a_key_that_names_nothing_or_too_much_is_exit_code_2(path):
+def test_a_key_that_names_nothing_or_too_much_is_exit_code_3(path):
     result = show(path, "ffffff")
-    assert (result.exit_code, result.stderr) == (2, "Error: no workload in the store has a key that starts with ffffff\n")
+    assert (result.exit_code, result.stderr) == (3, "Error: no workload in the store has a key that starts with ffffff\n")
     with SqliteStore(path) as store:
         store.add_graph(A[:20] + "0" * 44, {})
     result = show(path, A[:6])
-    assert (result.exit_code, result.stderr) == (2, f"Error: 2 workloads have a key that starts with {A[:6]}: give more digits\n")
+    assert (result.exit_code, result.stderr) == (3, f"Error: 2 workloads have a key that starts with {A[:6]}: give more digits\n")
 
 
 def test_an_empty_store_says_how_to_fill_it(tmp_path):

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from serving import Bench, gelu_of_norm, pointwise_then_sum, realise
+from serving import Bench, Example, gelu_of_norm, pointwise_then_sum, realise
 from torch._inductor.virtualized import V
 
 import tuner
+from tuner.answer import Answer, ProgramAnswer
 from tuner.cache.sqlite import SqliteStore
-from tuner.compilers.inductor import backend, pinned
-from tuner.compilers.inductor.hooks import inductor_config
+from tuner.compilers import dynamo
+from tuner.compilers.inductor import backend, capture, pinned
+from tuner.compilers.inductor.hooks import compiler_config, inductor_config
+from tuner.lookup.client import Client
 from tuner.plan import Plan
 from tuner.search_spaces.fusion import no_fusion
 
@@ -260,3 +265,130 @@ def test_equal_graphs_of_one_process_are_compiled_alike(bench: Bench) -> None:
     served = [replace(graph, program_key="") for graph in tuner.report()["served"]]
     assert {graph.realised for graph in served} <= {groups, None}
     assert all(graph.outcome == "served" for graph in served)
+
+
+def other_program() -> Example:
+    """Another program with the graph of `pointwise_then_sum`."""
+    function, inputs = pointwise_then_sum()
+    return (lambda x, y: function(x.view(64, 128), y)), inputs
+
+
+def test_a_look_up_that_fails_leaves_nothing_in_the_compile_caches(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "lookup", lambda *_: Answer(Plan(), "default", 0, "the deadline is used up"))
+        assert outcome(bench.run(other_program())[1]) == ("default", "default")
+    assert outcome(bench.run(other_program())[1]) == ("served", "exact")
+
+
+def test_winners_that_are_defaults_leave_the_caches_of_unknown_programs_warm(bench: Bench) -> None:
+    bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
+    stranger = (lambda x: torch.tanh(x) * 3, (torch.randn(16, 16),))
+    bench.run(stranger)
+    bench.settle(gelu_of_norm(), Plan())
+    assert bench.run(stranger)[1]["served"] == [], "the compile caches were to answer"
+
+
+def test_a_graph_with_constant_tensors_is_served(bench: Bench) -> None:
+    constant = torch.linspace(0, 1, 128)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.sin(x) + torch.tensor([0.5, -0.5] * 64) * constant, -1)
+
+    example = (function, (torch.randn(64, 128),))
+    bench.settle(example, KNOB)
+    outputs, report = bench.run(example)
+    assert outcome(report) == ("served", "exact")
+    torch.testing.assert_close(outputs, function(*example[1]))
+
+
+def test_native_ops_are_served_where_patterns_match_on_decomposed_ones(bench: Bench) -> None:
+    example = (lambda x: torch.nn.functional.gelu(torch.softmax(x * 0.125, -1)), (torch.randn(64, 128),))
+    assert bench.resolve(example).graph.native_form is not None
+    bench.settle(example, GELU)
+    assert outcome(bench.run(example)[1]) == ("served", "exact")
+
+
+def test_where_native_ops_do_not_lead_back_to_the_graph_none_is_offered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "late_decompose", lambda gm, keep: gm)
+    assert bench.resolve(gelu_of_norm()).graph.native_form is None
+
+
+def test_a_native_winner_of_a_graph_that_is_not_met_is_compiled_by_default(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.settle(gelu_of_norm(), GELU)
+    monkeypatch.setattr(ProgramAnswer, "native", ("aten.silu.default",))
+    stored = ProgramAnswer(True, 1, {"another graph": Answer(Plan(native=("aten.silu.default",)), "exact", 1, "")})
+    monkeypatch.setattr(Client, "program", lambda *_: stored)
+    outputs, report = bench.run(gelu_of_norm())
+    assert report["counts"]["default: not pinned"] == 1
+    function, inputs = gelu_of_norm()
+    torch.testing.assert_close(outputs, function(*inputs))
+
+
+def test_a_users_addition_to_the_caches_key_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
+    tags = []
+    inner = pinned.compile_fx_inner
+
+    def compile_fx_inner(*args: object, **kwargs: object) -> object:
+        tags.append(compiler_config.cache_key_tag)
+        return inner(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pinned, "compile_fx_inner", compile_fx_inner)
+    with compiler_config.patch(cache_key_tag="mine"):
+        assert outcome(bench.run(pointwise_then_sum())[1]) == ("served", "exact")
+    (tag,) = tags
+    assert tag.startswith("mine-tuner-")
+
+
+def test_a_choices_handler_that_a_user_has_set_is_not_replaced(bench: Bench) -> None:
+    bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
+    with V.set_choices_handler(type("Mine", (type(V.choices),), {})()):
+        _, report = bench.run(pointwise_then_sum())
+    assert report["counts"]["default: user_hooks"] == 1
+
+
+def test_a_torch_without_our_hooks_compiles_by_default(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tuner.compilers.inductor.backend", None)
+        dynamo._compile_program.cache_clear()
+        function, inputs = pointwise_then_sum()
+        with torch.no_grad():
+            torch.testing.assert_close(torch.compile(function, backend="tuner")(*inputs), function(*inputs))
+        assert tuner.report()["counts"] == {}
+    dynamo._compile_program.cache_clear()
+
+
+def test_a_failing_read_back_does_not_break_the_build(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> object:
+        raise KeyError("op7")
+
+    monkeypatch.setenv("TUNER_READ_BACK", "1")
+    monkeypatch.setattr("tuner.compilers.inductor.apply.realised_groups", broken)
+    outputs, report = bench.run(pointwise_then_sum())
+    (graph,) = report["served"]
+    assert graph.outcome == "fallback"
+    function, inputs = pointwise_then_sum()
+    torch.testing.assert_close(outputs, function(*inputs))
+
+
+def test_threads_that_compile_at_once_are_each_served(bench: Bench) -> None:
+    groups = [bench.settle(pointwise_then_sum(), no_fusion_plan(bench)), bench.settle(gelu_of_norm(), GELU)]
+    bench.new_process()
+    errors = []
+
+    def work(example: Example) -> None:
+        try:
+            function, inputs = example
+            with torch.no_grad():
+                torch.testing.assert_close(torch.compile(function, backend="tuner")(*inputs), function(*inputs))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=[example()]) for example in (pointwise_then_sum, gelu_of_norm)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert {graph.realised for graph in tuner.report()["served"]} == set(groups)

@@ -8,9 +8,10 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -24,8 +25,10 @@ PATH_LIMIT_BYTES = 107 if sys.platform == "linux" else 103
 STOP_S = 2
 
 
-def serve(store: Path, socket_path: Path) -> None:
+def serve(store: Path, socket_path: Path, announce: Callable[[dict[str, Any]], None]) -> None:
     """Serve `store` on `socket_path` until SIGTERM or SIGINT; the socket is removed in the end.
+
+    announce: called once with store, generation, socket and pid, when the socket is there.
 
     Raises DaemonError where the socket is in use or cannot be made, StoreError where the store is there and cannot be read.
     """
@@ -44,7 +47,7 @@ def serve(store: Path, socket_path: Path) -> None:
         )
         server = uvicorn.Server(config)
         _stop_on_signals(server)
-        print(f"serving {store.absolute()} (generation {generation}) on {socket_path}", file=sys.stderr, flush=True)
+        announce({"store": str(store.absolute()), "generation": generation, "socket": str(socket_path), "pid": os.getpid()})
         server.run(sockets=[listener])
 
 

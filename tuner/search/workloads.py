@@ -8,7 +8,7 @@ from typing import Any
 
 from tuner.errors import SpecError
 from tuner.target import Query
-from tuner.workload.graph import Graph
+from tuner.workload.graph import Graph, is_stored_key
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def resolve(
     """
     import torch
 
-    from tuner.workload.spec import is_stored_key, load_spec
+    from tuner.workload.spec import load_spec
 
     threads = torch.get_num_threads() if threads is None else threads
     torch.set_num_threads(threads)

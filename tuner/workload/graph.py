@@ -7,6 +7,7 @@ it. So neither variable names nor the order of independent statements shows, and
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,12 @@ from tuner.canonical import canonical_json, digest
 from tuner.errors import SpecError
 
 GRAPH_SCHEMA = 1
+STORED_KEY = re.compile(r"[0-9a-f]{6,64}")
+
+
+def is_stored_key(spec: str) -> bool:
+    """Whether `spec` is the key of a stored workload, or at least its first 6 digits."""
+    return STORED_KEY.fullmatch(spec) is not None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +12,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tuner.errors import SpecError, one_line
-
-STORED_KEY = re.compile(r"[0-9a-f]{6,64}")
-
-
-def is_stored_key(spec: str) -> bool:
-    """Whether `spec` is the key of a stored workload, or at least its first 6 digits."""
-    return STORED_KEY.fullmatch(spec) is not None
 
 
 def load_spec(spec: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -111,7 +111,9 @@ def capture(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Program
         except Exception as error:
             if own := find_cause(error, UnsupportedGraph):
                 raise own from error
-            raise SpecError(f"torch.compile cannot capture it: {one_line(error)}") from error
+            # Dynamo's own error only says that its back end failed; what it wraps says why.
+            told = getattr(error, "inner_exception", None) or error
+            raise SpecError(f"torch.compile cannot capture it: {one_line(told)}") from error
     torch._dynamo.reset()
     graphs = [graph for program in programs for graph in program.graphs]
     if not graphs:
