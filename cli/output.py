@@ -6,10 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -36,7 +36,19 @@ def socket_option(function: Function) -> Function:
 
 
 def json_option(function: Function) -> Function:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")(function)
+    return click.option("--json", "as_json", is_flag=True, callback=_claim_stdout, help="Print JSON instead of text.")(function)
+
+
+_answers: list[TextIO] = []
+
+
+def _claim_stdout(ctx: click.Context, param: click.Parameter, as_json: bool) -> bool:
+    """With --json, standard output is for the answer alone: whatever user code prints, now or later, goes to standard error."""
+    with suppress(OSError, ValueError):
+        if as_json and not _answers and sys.stdout.fileno() == 1:
+            _answers.append(os.fdopen(os.dup(1), "w"))
+            os.dup2(2, 1)
+    return as_json
 
 
 def settings_for(store: Path | None, socket: Path | None = None) -> Settings:
@@ -73,7 +85,7 @@ def graphs_of(
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, allow_nan=False))
+    click.echo(json.dumps(value, indent=2, allow_nan=False), file=_answers[0] if _answers else None)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tuner.cli.output import json_option, settings_for, socket_option, store_option
+from tuner.cli.output import json_option, print_json, settings_for, socket_option, store_option
 
 
 @click.command(short_help="Serve the winners of a store to compiling processes.")
@@ -27,7 +26,7 @@ def serve(store: Path | None, socket: Path | None, as_json: bool) -> None:
 
     def announce(started: dict[str, Any]) -> None:
         if as_json:
-            click.echo(json.dumps(started))
+            print_json(started)
         else:
             click.echo(f"serving {started['store']} (generation {started['generation']}) on {started['socket']}", err=True)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -47,6 +51,8 @@ def sweep(
     for name, value in (("--trials", trials), ("--seconds", seconds), ("--threads", threads), ("--memory-limit", memory_limit)):
         if value is not None and not value > 0:
             raise UsageError(f"{name} must be more than 0, not {value:g}")
+    if threads is not None and threads > (os.cpu_count() or 1):
+        raise UsageError(f"--threads must be at most {os.cpu_count()}, the number of cores, not {threads}")
     settings = settings_for(store)
     import torch
 
@@ -68,17 +74,43 @@ def sweep(
     threads = torch.get_num_threads() if threads is None else threads
     with SqliteStore(settings.store) as opened, ExitStack() as stack:
         workloads = [workload for spec in specs for workload in graphs_of(spec, threads, opened.graph, opened.find_graphs)]
-        show = watched(stack, quiet=as_json)
-        plan = plan_sweep(workloads, chosen, show.changed)
+        show, insist = watched(stack, quiet=as_json), stack.enter_context(insistent_interrupts())
+
+        def changed() -> None:
+            insist()
+            show.changed()
+
+        plan = plan_sweep(workloads, chosen, changed)
         show.attach(plan)
         try:
             run_sweep(plan, opened, Policy.for_cpu(threads), chosen, again)
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would cost the results
             plan.interrupted = True
         show.finish()
     if as_json:
         print_json({"results": [o.to_json() for o in plan.outcomes], "seconds": round(plan.seconds, 3)})
     _raise_what_failed(plan)
+
+
+@contextmanager
+def insistent_interrupts() -> Iterator[Callable[[], None]]:
+    """Ctrl-C that is not lost where Python drops exceptions, as in finalisers: what this yields raises it once more."""
+    hits: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        hits.append(number)
+        raise KeyboardInterrupt
+
+    def insist() -> None:
+        if hits:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield insist
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _raise_what_failed(plan: Sweep) -> None:

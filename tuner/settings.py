@@ -30,7 +30,10 @@ class Settings:
         """`store`, where given, outranks TUNER_STORE. Raises ValueError on a deadline that is not a positive number."""
         path = store or Path(environ["TUNER_STORE"] if environ.get("TUNER_STORE") else default_store(environ))
         socket = Path(environ["TUNER_SOCKET"]) if environ.get("TUNER_SOCKET") else default_socket(path, environ)
-        deadline_ms = float(environ.get("TUNER_DEADLINE_MS") or 250.0)
+        try:
+            deadline_ms = float(environ.get("TUNER_DEADLINE_MS") or 250.0)
+        except ValueError:
+            deadline_ms = 0.0
         if not deadline_ms > 0:
             raise ValueError("TUNER_DEADLINE_MS must be a positive number of milliseconds")
         return Settings(

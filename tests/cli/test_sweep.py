@@ -69,6 +69,24 @@ def data_dependent():
 def random():
     return lambda x: torch.nn.functional.dropout(x, 0.5), (torch.ones(64, 64),)
 
+def leaves():
+    raise SystemExit(0)
+
+def elsewhere():
+    return torch.tanh, (torch.ones(4, device="meta"),)
+
+def offsets():
+    bags = torch.nn.EmbeddingBag(10, 8).eval().requires_grad_(False)
+    return lambda x, o: torch.tanh(bags(x, o)), (torch.arange(48) % 10, torch.arange(0, 48, 6))
+
+def views_only():
+    return lambda x: x.t(), (torch.ones(4, 5),)
+
+def prints_late():
+    import atexit
+    atexit.register(print, "late")
+    return torch.tanh, (torch.ones(4),)
+
 not_a_function = 3
 """
 
@@ -131,13 +149,15 @@ def test_every_trial_is_in_the_store_and_no_code_was_measured_twice(swept: dict[
             assert won[0].kind == result["winner"]
 
 
-def test_what_is_settled_is_not_searched_again(swept: dict[str, Any], folder: Path) -> None:
+def test_what_an_effort_has_settled_is_not_searched_again(swept: dict[str, Any], folder: Path) -> None:
+    arguments = ("sweep", "specs.py:softmax", "--effort", "quick", "--threads", "1", "--json")
+    (first,) = json.loads(tuner(*arguments, folder=folder).stdout)["results"]
+    assert first["candidates_measured"] > 0, "the sweep with a budget of its own was to settle nothing"
     before = measurements(folder)
-    done = tuner("sweep", "specs.py:softmax", "--effort", "quick", "--threads", "1", "--json", folder=folder)
-    (result,) = json.loads(done.stdout)["results"]
+    (again,) = json.loads(tuner(*arguments, folder=folder).stdout)["results"]
     assert measurements(folder) == before
-    assert {name: result[name] for name in ("winner", "speedup", "plan")} == {
-        name: swept["results"][0][name] for name in ("winner", "speedup", "plan")
+    assert {name: again[name] for name in ("winner", "speedup", "plan")} == {
+        name: first[name] for name in ("winner", "speedup", "plan")
     }
 
 
@@ -247,6 +267,9 @@ def test_an_interrupted_sweep_keeps_what_was_measured(
         (("specs.py:softmax", "--trials", "0"), 2, "--trials"),
         (("specs.py:softmax", "--seconds", "-1"), 2, "--seconds"),
         (("specs.py:softmax", "--threads", "0"), 2, "--threads"),
+        (("specs.py:softmax", "--threads", "100000"), 2, "cores"),
+        (("specs.py:leaves",), 3, "SystemExit"),
+        (("specs.py:elsewhere",), 3, "meta"),
         (("specs.py:softmax", "--effort", "huge"), 2, "effort"),
         ((), 2, "SPEC"),
     ],
@@ -259,6 +282,17 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, arguments: tuple[str, ...],
     assert "Traceback" not in done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("Error")]
     assert len(errors) == 1
+
+
+def test_odd_specs_are_swept_and_their_answer_is_json_alone(tmp_path: Path) -> None:
+    (tmp_path / "specs.py").write_text(SPECS)
+    specs = [f"specs.py:{name}" for name in ("offsets", "views_only", "prints_late")]
+    done = tuner("sweep", *specs, "--trials", "1", "--threads", "1", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    assert [result["spec"] for result in results] == specs
+    assert all(result["winner"] for result in results)
+    assert "late" in done.stderr
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

@@ -36,12 +36,22 @@ class Bench:
         return self._worker.name if self._worker else ""
 
     def open(self, resolved: Resolved) -> dict[str, Any]:
-        """Compiles, checks and times the default. Raises UnsupportedGraph, WorkerError."""
-        self._resolved, self.live = resolved, {DEFAULT.key}
+        """Compiles, checks and times the default; a worker that dies over it is replaced once.
+
+        Raises UnsupportedGraph, WorkerError.
+        """
+        try:
+            return self._open(resolved)
+        except WorkerDied:
+            return self._open(resolved)
+
+    def _open(self, resolved: Resolved) -> dict[str, Any]:
+        self._resolved = resolved
         if self._worker is None:
             self._worker = Worker(self.policy.threads)
         request = {"graph": resolved.graph.to_json(), "ambient": named_fields(resolved.query.ambient)}
         self.default = self._ask(START_S + COMPILE_S, do="open", **request, seed=self.seed, clock=self.policy.clock)
+        self.live = {DEFAULT.key}
         return self.default
 
     def _ask(self, timeout_s: float, **request: Any) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.cache.contract import Store
-from tuner.errors import UnsupportedGraph, WorkerError
+from tuner.errors import WorkerError
 from tuner.measure.statistics import median_ratio
 from tuner.measurement import Measurement, Stage, Status
 from tuner.plan import Groups, Plan, canonical_groups
@@ -52,15 +52,14 @@ def screen(bench: Bench, resolved: Resolved, store: Store, effort: Effort, progr
     progress.enter("screening")
     started = time.monotonic()
     default = bench.open(resolved)
-    if not default["realised"]:
-        raise UnsupportedGraph("nothing_to_fuse", f"{resolved.spec}: the compiler generates no kernels for this graph")
     run = _Run(bench, resolved, store, effort, progress, again)
-    result = Screening(resolved, default["default_ms"], canonical_groups(default["realised"]))
+    result = Screening(resolved, default["default_ms"], canonical_groups(default["realised"] or []))
     progress.default_ms = result.default_ms
     native = resolved.graph.native_form
     kinds = NATIVE_OPS.intersection(native.calls) if native is not None else frozenset()
-    queue = deque(candidates(result.default_groups, kinds))
-    run.seen_codes.add(default["code_key"])
+    # Where the compiler generates no kernels, there is nothing to choose.
+    queue = deque(candidates(result.default_groups, kinds) if result.default_groups else ())
+    run.seen_codes.add(default["code_key"] or "")
     run.seen_groups.add(result.default_groups)
     while queue and run.trials < effort.trials and time.monotonic() - started < effort.seconds:
         reached = run.trial(queue.popleft())

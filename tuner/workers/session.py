@@ -16,6 +16,7 @@ from torch import fx
 
 from tuner.compilers.inductor.apply import Realised, compile_candidate
 from tuner.compilers.inductor.decompose import TableWithout, late_decompose
+from tuner.compilers.inductor.hooks import inductor_config
 from tuner.errors import DuplicateCode, PlanNotRealised, UnsupportedGraph, one_line
 from tuner.measure.correctness import deviation
 from tuner.measure.memory import call_growth_bytes, resident_bytes
@@ -89,6 +90,7 @@ class Session:
             seen_codes=seen_codes,
             static_input_idxs=self.graph.static_inputs,
             is_inference=True,
+            cpp_wrapper=inductor_config.cpp_wrapper,
             graph_id=0,
             get_decomp_fn=TableWithout(plan.native),
         )

@@ -20,7 +20,8 @@ REBUILDABLE_NAMESPACES = ("aten", "prims")
 # What an input is drawn from that was never seen.
 UNSEEN = InputData(0, 1)
 # Inputs made of fewer runs, and longer ones on average, are kept whole. A causal mask of 2,048 x 2,048 has 4,096 runs; weights
-# that were trained have as many runs as elements.
+# that were trained have as many runs as elements. Integers, up to that number, are kept whatever they are: offsets, lengths and
+# permutations are only valid as they are.
 MAX_RUNS = 8192
 MIN_RUN_LENGTH = 8
 
@@ -290,7 +291,8 @@ def seen_in(tensor: torch.Tensor, parameter: bool = False) -> InputData:
     flat = tensor.detach()[written_once(tensor)].reshape(-1)
     starts = (flat[1:] != flat[:-1]).nonzero().flatten() + 1
     runs = None
-    if len(starts) < min(MAX_RUNS, len(flat) / MIN_RUN_LENGTH):
+    kept_whole = not tensor.dtype.is_floating_point and tensor.dtype != torch.bool and not parameter
+    if len(starts) < (MAX_RUNS if kept_whole else min(MAX_RUNS, len(flat) / MIN_RUN_LENGTH)):
         bounds = [0, *starts.tolist(), len(flat)]
         values = flat[torch.tensor(bounds[:-1])].tolist()
         runs = tuple(

@@ -31,8 +31,11 @@ def load_spec(spec: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         raise SpecError(f"{spec}: {name}() returned {type(made).__name__}, not a pair of a callable and its example inputs")
     target, inputs = made
     inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(inputs)) and not isinstance(target, torch.nn.Module):
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    if not tensors and not isinstance(target, torch.nn.Module):
         raise SpecError(f"{spec}: the example inputs of {name}() hold no tensor")
+    if elsewhere := sorted({tensor.device.type for tensor in tensors} - {"cpu"}):
+        raise SpecError(f"{spec}: an input is on {elsewhere[0]}; only the CPU is supported yet")
     try:
         with torch.no_grad():
             target(*pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, inputs))
