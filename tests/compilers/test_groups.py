@@ -100,6 +100,14 @@ def test_a_native_op_becomes_a_library_call() -> None:
     torch.testing.assert_close(compiled(make_inputs(graph, 0))[0], to_fx(graph)(*make_inputs(graph, 0))[0])
 
 
+def test_native_ops_are_kept_where_the_environment_says_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    graph = graph_of((lambda x: torch.nn.functional.mish(x) + 1, (torch.randn(32, 128),)))
+    compiled, groups, _ = realise(graph, Plan(native=("aten.mish.default",)))
+    assert any("FallbackKernel" in leaf or "ExternKernel" in leaf for group in groups for leaf in group)
+    torch.testing.assert_close(compiled(make_inputs(graph, 0))[0], to_fx(graph)(*make_inputs(graph, 0))[0])
+
+
 def test_the_native_form_decomposes_to_the_graph_itself() -> None:
     from tuner.compilers.inductor.decompose import late_decompose
     from tuner.workload.fx import from_fx

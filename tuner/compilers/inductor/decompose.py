@@ -11,8 +11,17 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tuner.compilers.inductor.hooks import V, joint_graph_passes, select_decomp_table
+from tuner.compilers.inductor.hooks import (
+    V,
+    get_layout_constraint_tag,
+    joint_graph_passes,
+    lowerings,
+    make_fallback,
+    select_decomp_table,
+    tag_to_layout_constraint,
+)
 from tuner.search_spaces.native import NATIVE_OPS
+from tuner.workload.fx import op_from_name
 
 Table = dict[Any, Callable[..., Any]]
 
@@ -38,6 +47,18 @@ def native_table() -> Table:
     return table_without(NATIVE_OPS)
 
 
+def register_native(ops: Iterable[str]) -> None:
+    """Makes Inductor lower `ops` to library calls where they reach it undecomposed, as it does for all that it does not know.
+
+    By itself it refuses where the environment variable CI is set, since there it wants decompositions used that exist.
+    """
+    for name in ops:
+        op = op_from_name(name)
+        if op not in lowerings:
+            constraint = tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))
+            make_fallback(op, layout_constraint=constraint, warn=False, get_decomp_fn=TableWithout((name,)))
+
+
 def late_decompose(gm: fx.GraphModule, keep: Iterable[str], inputs: Iterable[Any] | None = None) -> fx.GraphModule:
     """`gm`, traced with `native_table`, decomposed but for the ops in `keep`.
 
@@ -45,6 +66,8 @@ def late_decompose(gm: fx.GraphModule, keep: Iterable[str], inputs: Iterable[Any
     capture compares their keys. inputs: fake tensors; by default the metadata of the placeholders. The output node's metadata is
     carried over.
     """
+    keep = tuple(keep)
+    register_native(keep)
     values = list(inputs) if inputs is not None else [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
     fake_mode = torch._guards.detect_fake_mode(values)
     with fake_mode or contextlib.nullcontext():

@@ -14,6 +14,7 @@ from torch._inductor.compile_fx import _recursive_joint_graph_passes as joint_gr
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
+from torch._inductor.lowering import get_layout_constraint_tag, lowerings, make_fallback, tag_to_layout_constraint
 from torch._inductor.virtualized import V
 
 try:
@@ -31,10 +32,14 @@ __all__ = [
     "compiler_config",
     "dynamo_config",
     "functorch_config",
+    "get_layout_constraint_tag",
     "inductor_config",
     "joint_graph_passes",
+    "lowerings",
+    "make_fallback",
     "missing_hooks",
     "select_decomp_table",
+    "tag_to_layout_constraint",
 ]
 
 
