@@ -90,9 +90,9 @@ class ForcedGroups(InductorChoices):
 def applied(plan: Plan, realised: Realised, expected: Groups | None = None) -> Iterator[None]:
     """Inductor as `plan` wants it, within the context and this thread.
 
-    Three things go together, for each alone leaves a stale or a poisoned compile cache behind: the choices handler is set both as
-    the thread's handler and as the configured class, and everything that the plan changes is in the caches' key, by the uuid of
-    the passes and by `cache_tag`. Native ops are not this function's business: they are decided before the graph is made.
+    Three things go together, for each alone leaves a stale or a poisoned compile cache behind: the choices handler is set both
+    as the thread's handler and as the configured class, and the uuid of the passes puts all that the plan changes into the FX
+    cache's key. (AOTAutograd's cache is asked before: `pinned` has its tag.) Native ops are decided before the graph is made.
     """
     uuid = f"tuner-{APPLY_VERSION}-{plan.key}-{hashlib.sha256(repr(expected).encode()).hexdigest()[:16]}"
     config: dict[str, Any] = {
@@ -118,15 +118,16 @@ def code_key_of(code: str) -> str:
 
 
 @contextlib.contextmanager
-def code_read(realised: Realised, seen: Callable[[Groups | None, str], bool]) -> Iterator[None]:
-    """Reads the generated code's hash; raises DuplicateCode before any of it is compiled where `seen` says so."""
+def code_read(realised: Realised, seen_codes: Iterable[str]) -> Iterator[None]:
+    """Reads the generated code's hash; raises DuplicateCode, before any of it is compiled, for one of `seen_codes`."""
+    seen = frozenset(seen_codes)
     before = GraphLowering.save_output_code
 
     def read(code: str) -> None:
         if before is not None:
             before(code)
         realised.code_key = code_key_of(code)
-        if seen(realised.groups, realised.code_key):
+        if realised.code_key in seen:
             raise DuplicateCode(realised.code_key)
 
     GraphLowering.save_output_code = staticmethod(read)
@@ -151,7 +152,7 @@ def compile_candidate(
     Raises DuplicateCode (before the C++ compiler runs) for code in `seen_codes`, PlanNotRealised where the groups are not the
     `expected` ones, and whatever the compiler raises.
     """
-    realised, known = Realised({}), frozenset(seen_codes)
+    realised = Realised({})
     # As compile_fx marks it for inference graphs: the strides of what the user sees are kept.
     (output,) = gm.graph.find_nodes(op="output")
     visible = [i for i, value in enumerate(output.args[0]) if isinstance(value, fx.Node)]
@@ -159,7 +160,7 @@ def compile_candidate(
     with (
         inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
         applied(plan, realised, expected),
-        code_read(realised, lambda _, code_key: code_key in known),
+        code_read(realised, seen_codes),
     ):
         try:
             return compile_fx_inner(gm, inputs, **kwargs), realised

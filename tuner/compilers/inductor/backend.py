@@ -12,8 +12,8 @@ from torch import fx
 from tuner.compilers.inductor import events
 from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
 from tuner.compilers.inductor.hooks import InductorChoices, V, compile_fx, compiler_config, inductor_config, missing_hooks
-from tuner.compilers.inductor.pinned import NotPinned, Pinned, copied
-from tuner.compilers.inductor.program import is_training, program_key
+from tuner.compilers.inductor.pinned import NotPinned, Pinned
+from tuner.compilers.inductor.program import copied, is_training, program_key
 from tuner.errors import UnsupportedGraph, find_cause
 from tuner.lookup.client import Client
 from tuner.settings import Settings

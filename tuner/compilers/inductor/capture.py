@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +13,7 @@ from torch import fx
 
 from tuner.compilers.inductor.decompose import late_decompose, native_table
 from tuner.compilers.inductor.hooks import compile_fx, dynamo_config, functorch_config, inductor_config
-from tuner.compilers.inductor.program import is_training, program_key
+from tuner.compilers.inductor.program import copied, is_training, program_key
 from tuner.errors import SpecError, UnsupportedGraph, find_cause, one_line
 from tuner.search_spaces.native import NATIVE_OPS
 from tuner.workload.fx import from_fx, seen_in
@@ -26,6 +26,9 @@ class Program:
 
     key: str
     graphs: list[Graph] = field(default_factory=list)
+
+
+log = logging.getLogger("tuner")
 
 
 class _Stop(Exception):
@@ -41,7 +44,7 @@ class _Native:
 
 
 def _native_form(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> _Native | None:
-    """The inference graph with all declared op kinds undecomposed; None if it holds none of them."""
+    """The inference graph with all declared op kinds undecomposed; None if it holds none of them, or cannot be had."""
     found: list[_Native] = []
 
     def record(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
@@ -51,10 +54,11 @@ def _native_form(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> _Native |
         raise _Stop
 
     try:
-        compile_fx(copy.deepcopy(gm), example_inputs, inner_compile=record, decompositions=native_table())
+        compile_fx(copied(gm), example_inputs, inner_compile=record, decompositions=native_table())
     except Exception as error:
-        if not find_cause(error, _Stop):
-            raise
+        # What is wrong with the program itself shows when the default is captured; else it is only tuned without native ops.
+        if not find_cause(error, _Stop) and not find_cause(error, UnsupportedGraph):
+            log.warning("tuner: no op can be kept native in this graph: %s", one_line(error))
     return found[0] if found else None
 
 

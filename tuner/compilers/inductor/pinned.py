@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from tuner.compilers.inductor import events
 from tuner.compilers.inductor.apply import APPLY_VERSION, Realised, applied
 from tuner.compilers.inductor.decompose import TableWithout, late_decompose, native_table
 from tuner.compilers.inductor.hooks import compile_fx, compile_fx_inner, compiler_config, inductor_config
+from tuner.compilers.inductor.program import copied
 from tuner.errors import PlanNotRealised, UnsupportedGraph, find_cause
 from tuner.lookup.client import Client
 from tuner.plan import Plan
@@ -35,13 +35,6 @@ class Found:
     answer: Answer | None
     reason: str
     lasting: bool = True
-
-
-def copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph module with a graph of its own; tensors are shared. (A deep copy fails on tensors under a fake mode.)"""
-    made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
-    made.meta.update(gm.meta)
-    return made
 
 
 class Pinned:

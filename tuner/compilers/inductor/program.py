@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,3 +70,10 @@ def _encode(value: Any, index: dict[fx.Node, int], node: fx.Node) -> Any:
     if value is Ellipsis:
         return {"slice": "..."}
     return encode(value, index, node)
+
+
+def copied(gm: fx.GraphModule) -> fx.GraphModule:
+    """A graph module with a graph of its own; tensors are shared. (A deep copy fails on tensors under a fake mode.)"""
+    made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    made.meta.update(gm.meta)
+    return made
