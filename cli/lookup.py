@@ -51,8 +51,8 @@ def lookup(spec: str, threads: int | None, store: Path | None, as_json: bool) ->
     found = []
     for place, workload in enumerate(resolved, start=1):
         answer = client.lookup(workload.query)
-        program_key = workload.program_query.workload_key if workload.program_query else None
-        found.append({**workload_json(workload.query, workload.spec, program_key), **answer.to_json(), "source": client.source})
+        named = workload_json(workload.query, workload.spec, workload.program_key)
+        found.append({**named, **answer.to_json(), "source": client.source})
         if not as_json:
             print_block(
                 f"{workload.spec}  graph {place} of {len(resolved)}  {workload.query.workload_key[:SHORT_KEY]}",

@@ -135,7 +135,7 @@ def workload_json(query: Query, spec: str | None, program_key: str | None) -> di
     return {"spec": spec, "program_key": program_key, "workload_key": query.workload_key, "target": query.target_name}
 
 
-def winner_json(winner: Winner, generation: int) -> dict[str, Any]:
+def winner_json(winner: Winner, generation: int | None) -> dict[str, Any]:
     """A winner's fields. With the default as winner: plan null, winner_ms equal to default_ms, speed-ups 1."""
     default = winner.kind == "default"
     return {

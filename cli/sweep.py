@@ -10,16 +10,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli.output import graphs_of, json_option, print_json, settings_for, store_option
+from tuner.cli.output import graphs_of, json_option, print_json, settings_for, store_option, winner_json, workload_json
 from tuner.errors import SpecError, UsageError, WorkerError
 from tuner.search.effort import EFFORTS
 
 if TYPE_CHECKING:
     from tuner.search.sweep import Outcome, Sweep
+
+WINNER_FIELDS = ("default_ms", "winner_ms", "speedup", "speedup_low", "speedup_high", "winner", "plan")
 
 
 @click.command()
@@ -89,7 +91,7 @@ def sweep(
             plan.interrupted = True
         show.finish()
     if as_json:
-        print_json({"results": [o.to_json() for o in plan.outcomes], "seconds": round(plan.seconds, 3)})
+        print_json({"results": [result_json(outcome) for outcome in plan.outcomes], "seconds": round(plan.seconds, 3)})
     _raise_what_failed(plan)
 
 
@@ -111,6 +113,23 @@ def insistent_interrupts() -> Iterator[Callable[[], None]]:
         yield insist
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def result_json(outcome: Outcome) -> dict[str, Any]:
+    """One entry of `results`; a workload without a winner has null in its place, and `error` where it failed."""
+    resolved, progress = outcome.resolved, outcome.progress
+    won: dict[str, Any] = {"default_ms": progress.default_ms}
+    if outcome.winner is not None:
+        won = winner_json(outcome.winner, outcome.generation)
+    return {
+        **workload_json(resolved.query, resolved.spec, resolved.program_key),
+        "candidates_measured": progress.measured,
+        "candidates_duplicate": progress.duplicates,
+        "candidates_refused": dict(progress.refused),
+        "candidates_failed": dict(progress.failed),
+        **{name: won.get(name) for name in WINNER_FIELDS},
+        **({"error": outcome.error} if outcome.error else {}),
+    }
 
 
 def _raise_what_failed(plan: Sweep) -> None:

@@ -79,6 +79,12 @@ class Measurement:
     region_key: str | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
+    @property
+    def memory_ratio(self) -> float:
+        """Peak memory relative to the default's; infinite where only the default is known to need none."""
+        peak, default = self.peak_bytes or 0, self.default_peak_bytes or 0
+        return peak / default if default else float("inf") if peak else 0.0
+
 
 @dataclass(frozen=True)
 class Winner:

@@ -21,6 +21,8 @@ from stored import NATIVE, program, query, winner
 from tuner.cache.sqlite import SqliteStore
 from tuner.cli.main import main
 from tuner.errors import DaemonError, SpecError
+from tuner.search.workloads import Resolved
+from tuner.workload.graph import Graph
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise SpecError(f"{spec}: no such file")
         asked.update(threads=threads, found=find(query("a").workload_key))
         graphs = [query(name, ambient={"threads": threads or 1}) for name in ("a", "b")]
-        return [SimpleNamespace(spec=spec, query=graph, program_query=program(), graph=None) for graph in graphs]
+        return [Resolved(spec, Graph("inference", (), [], (), ()), graph, program()) for graph in graphs]
 
     monkeypatch.setitem(sys.modules, "tuner.search.workloads", SimpleNamespace(resolve=resolve))
     return asked

@@ -81,7 +81,7 @@ def conclude(screening: Screening, evidence: Evidence | None, policy: Policy, ef
         if len(rows) < effort.processes or any(row.status != "ok" for row in rows):
             continue
         speedup = speedup_of([(row.default_samples_ms, row.samples_ms) for row in rows])
-        if speedup.low > MIN_SPEEDUP and all(within_memory(row, effort.memory_limit) for row in rows):
+        if speedup.low > MIN_SPEEDUP and all(row.memory_ratio <= effort.memory_limit for row in rows):
             confirmed.append((speedup, finalist.candidate, rows))
     if confirmed:
         speedup, candidate, rows = max(confirmed, key=lambda found: found[0].low)
@@ -96,10 +96,6 @@ def conclude(screening: Screening, evidence: Evidence | None, policy: Policy, ef
     default_ms = median(ms for row in finals for ms in row.default_samples_ms) if finals else screening.default_ms
     samples = {"default_ms": default_ms, "winner_ms": default_ms}
     return _winner(screening, "default", DEFAULT, screening.default_groups, Speedup(1.0, 1.0, 1.0), policy, effort, samples)
-
-
-def within_memory(measurement: Measurement, limit: float) -> bool:
-    return (measurement.peak_bytes or 0) <= limit * (measurement.default_peak_bytes or 0)
 
 
 def _winner(
@@ -126,7 +122,7 @@ def _winner(
         policy=policy,
         effort=effort.name,
         space_version=SPACE_VERSION,
-        program_key=None if resolved.program_query is None else resolved.program_query.workload_key,
+        program_key=resolved.program_key,
         evidence={"finalists": [finalist.candidate.plan.describe() for finalist in screening.finalists]},
         provenance=provenance(),
     )

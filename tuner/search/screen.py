@@ -142,8 +142,7 @@ class _Run:
         progress.measured += 1
         self.default_samples += measurement.default_samples_ms
         ratio = median_ratio(measurement.default_samples_ms, measurement.samples_ms)
-        memory = (measurement.peak_bytes or 0) / max(measurement.default_peak_bytes or 0, 1)
-        if memory > self.effort.memory_limit:
+        if (memory := measurement.memory_ratio) > self.effort.memory_limit:
             if ratio > (progress.over_memory[0] if progress.over_memory else 1.0):
                 progress.over_memory = (ratio, memory, candidate.plan.describe())
             return
@@ -211,6 +210,6 @@ def measured(
         default_peak_bytes=bench.default.get("peak_bytes"),
         message=message or verdict.get("message", ""),
         process=bench.process,
-        program_key=None if resolved.program_query is None else resolved.program_query.workload_key,
+        program_key=resolved.program_key,
         provenance=provenance(),
     )

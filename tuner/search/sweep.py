@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tuner.cache.contract import Store
 from tuner.errors import SpecError, WorkerError
@@ -33,28 +32,6 @@ class Outcome:
     def fail(self, error: str, worker_failed: bool) -> None:
         self.error, self.worker_failed = error, worker_failed
         self.progress.enter("failed")
-
-    def to_json(self) -> dict[str, Any]:
-        """One entry of `results` in `tuner sweep --json`."""
-        winner, progress = self.winner, self.progress
-        return {
-            "spec": self.resolved.spec,
-            "program_key": None if self.resolved.program_query is None else self.resolved.program_query.workload_key,
-            "workload_key": self.resolved.query.workload_key,
-            "target": self.resolved.query.target_name,
-            "candidates_measured": progress.measured,
-            "candidates_duplicate": progress.duplicates,
-            "candidates_refused": dict(progress.refused),
-            "candidates_failed": dict(progress.failed),
-            "default_ms": winner.default_ms if winner else progress.default_ms,
-            "winner_ms": winner.winner_ms if winner else None,
-            "speedup": winner.speedup if winner else None,
-            "speedup_low": winner.speedup_low if winner else None,
-            "speedup_high": winner.speedup_high if winner else None,
-            "winner": winner.kind if winner else None,
-            "plan": winner.plan.to_json() if winner and winner.kind == "plan" else None,
-            **({"error": self.error} if self.error else {}),
-        }
 
 
 @dataclass

@@ -20,6 +20,10 @@ class Resolved:
     query: Query
     program_query: Query | None
 
+    @property
+    def program_key(self) -> str | None:
+        return None if self.program_query is None else self.program_query.workload_key
+
 
 def resolve(
     spec: str,

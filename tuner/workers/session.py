@@ -5,7 +5,6 @@ Runs in the child only. Every function answers with JSON values.
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,7 +57,7 @@ class Session:
             if any(word in name.split(".")[1] for word in RANDOM_OPS):
                 raise UnsupportedGraph("random", f"{name} draws random numbers: outputs cannot be compared with eager")
         self.graph, self.clock = graph, clock
-        resident_bytes()
+        resident_bytes()  # first asked here, before anything is compiled
         self.inputs = make_inputs(graph, seed)
         self.input_bytes = sum(value.untyped_storage().nbytes() for value in self.inputs)
         self.originals = {i: self.inputs[i].clone() for i in graph.mutated}
@@ -140,11 +139,9 @@ class Session:
         status: "ok", "wrong", "compile_error", "duplicate" (its code is in `seen_codes`), "not_realised" (other groups than the
         `expected` ones came out: see realised); the last two come before the C++ compiler runs.
         """
-        started = time.perf_counter()
         groups = None if expected is None else canonical_groups(expected)
         try:
             entry = self._compile(plan, groups, tuple(seen_codes))
-            compile_s = time.perf_counter() - started
             entry.error = deviation(self._outcome_of(entry), self.reference)
         except DuplicateCode as error:
             return {"status": "duplicate", "code_key": error.code_key}
@@ -155,7 +152,7 @@ class Session:
             traceback.print_exc()
             starved = isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
             return {"status": "out_of_resources" if starved else "compile_error", "message": one_line(error)}
-        verdict = {**self._describe(entry), "compile_s": compile_s}
+        verdict = self._describe(entry)
         if not entry.error <= self.allowed_error:
             return {**verdict, "status": "wrong", "message": f"differs from eager by {entry.error:.3g} times the tolerance"}
         entry.peak_bytes = self._peak(entry)
