@@ -92,8 +92,12 @@ class ProgramAnswer:
         """
         if not self.known:
             return f"plans-of-{self.plans_generation}" if self.plans_generation else ""
-        plans = {key: [answer.plan.key, answer.groups] for key, answer in self.answers.items() if not answer.plan.is_default}
-        return digest("plans", plans) if plans else ""
+        return self.plans_digest
+
+    @property
+    def plans_digest(self) -> str:
+        """Digest of the plans that are answered, see `digest_of_plans`."""
+        return digest_of_plans({key: (answer.plan, answer.groups) for key, answer in self.answers.items()})
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -108,3 +112,9 @@ class ProgramAnswer:
         """The program answer that `to_json` wrote. Raises PlanError, KeyError, ValueError or TypeError."""
         answers = {str(key): Answer.from_json(value) for key, value in data["answers"].items()}
         return ProgramAnswer(bool(data["known"]), int(data["generation"]), answers, int(data["plans_generation"]))
+
+
+def digest_of_plans(plans: Mapping[str, tuple[Plan, Groups | None]]) -> str:
+    """Which plans, with their realised groups, are in force for which graph, by exact-match key; empty where all are default."""
+    chosen = {key: [plan.key, groups] for key, (plan, groups) in plans.items() if not plan.is_default}
+    return digest("plans", chosen) if chosen else ""

@@ -13,6 +13,8 @@ from tuner.target import Query
 
 Status = Literal["ok", "wrong", "compile_error", "out_of_resources", "timeout", "crash", "busy"]
 STATUSES: tuple[Status, ...] = ("ok", "wrong", "compile_error", "out_of_resources", "timeout", "crash", "busy")
+# verdicts that keep a candidate from being tried again, see tuner/lookup/quarantine.py
+QUARANTINE: tuple[Status, ...] = ("wrong", "crash", "timeout")
 Stage = Literal["screen", "race", "final"]
 
 
@@ -109,5 +111,27 @@ class Winner:
     space_version: int
     program_key: str | None = None
     region_key: str | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class ProgramFinal:
+    """What the final of a whole callable said of the plans of its graphs, all in force together.
+
+    query: of kind "program". plans: which plans those were (`tuner.answer.digest_of_plans`). verdict: "vetoed" keeps exactly these
+    plans from being served to this program. speedup: default time / planned time, with the bounds of its 95% interval.
+    default_ms, planned_ms: medians of the final's samples, milliseconds for one call of the whole. evidence: as a winner's.
+    """
+
+    query: Query
+    plans: str
+    verdict: Literal["confirmed", "vetoed"]
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    default_ms: float
+    planned_ms: float
+    policy: Policy
     evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
