@@ -71,13 +71,19 @@ class ProgramAnswer:
 
     known: whether the store has a record of the program's graphs under this target, toolchain and ambient. answers: by the
     exact-match key of each of its graphs, in order. plans_generation: when a plan for this target, toolchain and ambient last
-    came, changed or went.
+    came, changed or went. wanted: the daemon that answers would tune the program, were it given the graphs.
     """
 
     known: bool
     generation: int
     answers: Mapping[str, Answer] = field(default_factory=dict, hash=False)
     plans_generation: int = 0
+    wanted: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is a winner, be it the default, for each of the program's graphs."""
+        return self.known and all(answer.tier != "default" for answer in self.answers.values())
 
     @property
     def native(self) -> tuple[str, ...]:
@@ -105,13 +111,15 @@ class ProgramAnswer:
             "generation": self.generation,
             "plans_generation": self.plans_generation,
             "answers": {key: answer.to_json() for key, answer in self.answers.items()},
+            "wanted": self.wanted,
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ProgramAnswer:
         """The program answer that `to_json` wrote. Raises PlanError, KeyError, ValueError or TypeError."""
         answers = {str(key): Answer.from_json(value) for key, value in data["answers"].items()}
-        return ProgramAnswer(bool(data["known"]), int(data["generation"]), answers, int(data["plans_generation"]))
+        wanted = data.get("wanted") is True
+        return ProgramAnswer(bool(data["known"]), int(data["generation"]), answers, int(data["plans_generation"]), wanted)
 
 
 def digest_of_plans(plans: Mapping[str, tuple[Plan, Groups | None]]) -> str:

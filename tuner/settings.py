@@ -16,7 +16,8 @@ class Settings:
     """disabled: compile by default, ask nobody. store: path of the store. socket: the daemon's Unix socket.
 
     deadline_ms: milliseconds that look-ups may take in this process, all together, before it stops asking. read_back: report the
-    groups also of graphs that are compiled by default; those then have entries of their own in the compile caches.
+    groups also of graphs that are compiled by default; those then have entries of their own in the compile caches. report_misses:
+    give a daemon that tunes the graphs that it does not know.
     """
 
     disabled: bool
@@ -24,6 +25,7 @@ class Settings:
     socket: Path
     deadline_ms: float = 250.0
     read_back: bool = False
+    report_misses: bool = True
 
     @staticmethod
     def from_environment(environ: Mapping[str, str] = os.environ, store: Path | None = None) -> Settings:
@@ -39,6 +41,7 @@ class Settings:
         return Settings(
             disabled=environ.get("TUNER_DISABLE", "") not in ("", "0"),
             read_back=environ.get("TUNER_READ_BACK", "") not in ("", "0"),
+            report_misses=environ.get("TUNER_REPORT_MISSES", "") != "0",
             store=path,
             socket=socket,
             deadline_ms=deadline_ms,

@@ -13,10 +13,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from tuner.errors import UnsupportedGraph
-from tuner.workload.graph import Graph, InputData, Node, TensorMeta
+from tuner.workload.graph import REBUILDABLE_NAMESPACES, Graph, InputData, Node, TensorMeta
 
-# Namespaces whose ops are there in every process; others exist only where their library was imported.
-REBUILDABLE_NAMESPACES = ("aten", "prims")
 # What an input is drawn from that was never seen.
 UNSEEN = InputData(0, 1)
 # Inputs made of fewer runs, and longer ones on average, are kept whole. A causal mask of 2,048 x 2,048 has 4,096 runs; weights
@@ -114,9 +112,12 @@ def op_from_name(name: str) -> Callable[..., Any]:
             "unsupported_node", f"op {name} cannot be rebuilt: only {' and '.join(REBUILDABLE_NAMESPACES)} ops can"
         )
     try:
-        return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except (AttributeError, RuntimeError) as error:
         raise UnsupportedGraph("unsupported_node", f"op {name} does not exist in torch {torch.__version__}") from error
+    if not isinstance(found, torch._ops.OpOverload):
+        raise UnsupportedGraph("unsupported_node", f"{name} is no op")
+    return found
 
 
 def encode(value: Any, index: dict[fx.Node, int], node: object) -> Any:

@@ -17,6 +17,8 @@ from tuner.canonical import canonical_json, digest
 from tuner.errors import SpecError
 
 GRAPH_SCHEMA = 1
+# Namespaces whose ops are there in every process; others exist only where their library was imported.
+REBUILDABLE_NAMESPACES = ("aten", "prims")
 STORED_KEY = re.compile(r"[0-9a-f]{6,64}")
 
 

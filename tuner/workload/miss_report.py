@@ -1,0 +1,167 @@
+"""A program that a daemon does not know, with its graphs: what a compiling process gives it to tune. No torch here.
+
+What comes in is checked before it is kept: nothing but data of the forms that `tuner.workload.fx` writes, each graph under the
+key that it has. Nothing of it is executed here; what a tuner later rebuilds of it are calls of ATen's own ops on made-up inputs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.canonical import canonical_json
+from tuner.errors import SpecError
+from tuner.target import Query
+from tuner.workload.graph import REBUILDABLE_NAMESPACES, Graph, Node, TensorMeta
+
+# What one report may hold; a program of 2,000 operations is about 1 MB.
+REPORT_LIMIT_BYTES = 8 * 1024 * 1024
+GRAPHS_LIMIT = 16
+NODES_LIMIT = 4000
+KEY = re.compile(r"[0-9a-f]{64}")
+# from_file maps a file, and can make one: of all ops the only one that reaches out of the process.
+OP = re.compile(
+    rf"(?:{'|'.join(REBUILDABLE_NAMESPACES)})\.(?!from_file)(?:_?[A-Za-z]\w*|__i?(?:and|or|xor|lshift|rshift)__)\.[A-Za-z]\w*"
+)
+WORD = re.compile(r"[a-z]\w*")
+FORM_FIELDS = frozenset(Graph("", (), [], (), ()).to_json())
+
+
+@dataclass(frozen=True)
+class MissReport:
+    """program: the query of kind "program" that was not known; graphs: what it gives, in order."""
+
+    program: Query
+    graphs: tuple[Graph, ...]
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        """The query of each graph."""
+        program = self.program
+        return tuple(Query("graph", graph.key, program.target, program.toolchain, program.ambient) for graph in self.graphs)
+
+    def to_json(self) -> dict[str, Any]:
+        graphs = [{"key": graph.key, "form": graph.to_json()} for graph in self.graphs]
+        return {"program": self.program.to_json(), "graphs": graphs}
+
+    @staticmethod
+    def from_json(data: Any) -> MissReport:
+        """The report that `to_json` wrote, checked throughout. Raises SpecError or ValueError on anything else."""
+        try:
+            _only(data, {"program", "graphs"})
+            program = Query.from_json(_only(data["program"], {"kind", "workload_key", "target", "toolchain", "ambient"}))
+            if program.kind != "program" or not KEY.fullmatch(program.workload_key):
+                raise ValueError("it is about no program")
+            canonical_json(program.fields())
+            _check_settings(program.ambient)
+            rows = data["graphs"]
+            if not isinstance(rows, list) or not 1 <= len(rows) <= GRAPHS_LIMIT:
+                raise ValueError(f"it holds not 1 to {GRAPHS_LIMIT} graphs")
+            return MissReport(program, tuple(_graph(row) for row in rows))
+        except (TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            raise ValueError(f"it is malformed: {type(error).__name__}") from error
+
+
+def _only(data: Any, names: set[str] | frozenset[str]) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ValueError("a part of it is no JSON object")
+    if unknown := sorted(set(data) - names):
+        raise ValueError(f"it has an unknown field {unknown[0][:40]!r}")
+    return data
+
+
+def _check_settings(ambient: Mapping[str, Any]) -> None:
+    """Settings that are texts may name commands and paths: those are taken over from nobody."""
+    settings = ambient.get("inductor", {})
+    if not isinstance(settings, Mapping):
+        raise ValueError("its settings of Inductor are no object")
+    for name, value in settings.items():
+        if not (value is None or isinstance(value, bool | int | float)):
+            raise ValueError(f"setting {name[:60]} is not taken over from another process")
+
+
+def _graph(row: Any) -> Graph:
+    _only(row, {"key", "form"})
+    form = row["form"]
+    for part in (form, form["native_form"]):
+        if part is not None and len(_only(part, FORM_FIELDS)["nodes"]) > NODES_LIMIT:
+            raise ValueError(f"a graph has more than {NODES_LIMIT} nodes")
+    graph = Graph.from_json(form)
+    _check(graph)
+    if (native := graph.native_form) is not None:
+        if native.native_form is not None:
+            raise ValueError("a native form has a native form")
+        _check(native)
+        if [node.value for node in native.inputs] != [node.value for node in graph.inputs]:
+            raise ValueError("a native form has other inputs than its graph")
+    if row["key"] != graph.key:
+        raise ValueError("a graph has another key than is claimed")
+    return graph
+
+
+def _check(graph: Graph) -> None:
+    """Raises ValueError, SpecError on what `tuner.workload.fx.from_fx` would not have made."""
+    if graph.phase != "inference":
+        raise SpecError(f"a graph of phase {str(graph.phase)[:20]!r}: only inference is tuned yet")
+    if sorted(graph.order) != list(range(len(graph.nodes))) or len(graph.data) != len(graph.inputs):
+        raise ValueError("a graph's order or data does not fit its nodes")
+    for position in (*graph.static_inputs, *graph.mutated):
+        if not isinstance(position, int) or not 0 <= position < len(graph.inputs):
+            raise ValueError("a graph names an input that it does not have")
+    for node in graph.nodes:
+        _check_node(node, len(graph.nodes))
+    _check_argument(graph.outputs, len(graph.nodes))
+    canonical_json([seen.to_json() for seen in graph.data])
+
+
+def _check_node(node: Node, nodes: int) -> None:
+    if node.op == "call":
+        if not isinstance(node.target, str) or not (node.target == "operator.getitem" or OP.fullmatch(node.target)):
+            raise SpecError(f"op {str(node.target)[:60]!r} cannot be rebuilt from a report")
+        _check_value(node.value)
+    elif node.op in ("input", "constant"):
+        if TensorMeta.from_json(node.value).device != "cpu":
+            raise SpecError(f"an input is on {str(node.value[3])[:20]}; only the CPU is supported yet")
+        _check_value(node.value)
+        if node.op == "constant" and node.target not in ("scalar", "zero", "other"):
+            raise ValueError("a constant of unknown content")
+    else:
+        raise ValueError(f"a node is a {str(node.op)[:20]!r}")
+    if not isinstance(node.args, list) or not isinstance(node.kwargs, dict):
+        raise ValueError("a node's arguments are no list and object")
+    _check_argument(node.args, nodes)
+    _check_argument(list(node.kwargs.values()), nodes)
+
+
+def _check_value(value: Any) -> None:
+    """Metadata of one tensor, or of several, or of none."""
+    if isinstance(value, list) and value and not isinstance(value[0], str):
+        for item in value:
+            _check_value(item)
+    elif value:
+        meta = TensorMeta.from_json(value)
+        if not (WORD.fullmatch(meta.dtype) and WORD.fullmatch(meta.device)) or any(size < 0 for size in meta.shape):
+            raise ValueError("a value's metadata makes no sense")
+
+
+def _check_argument(value: Any, nodes: int) -> None:
+    if value is None or isinstance(value, bool | int | str):
+        return
+    if isinstance(value, float) and math.isfinite(value):
+        return
+    if isinstance(value, list):
+        for item in value:
+            _check_argument(item, nodes)
+        return
+    if isinstance(value, dict) and len(value) == 1:
+        ((kind, content),) = value.items()
+        if kind == "node" and isinstance(content, int) and 0 <= content < nodes:
+            return
+        if kind == "float" and content in ("inf", "-inf", "nan"):
+            return
+        if kind in ("dtype", "torch", "device") and isinstance(content, str) and WORD.fullmatch(content):
+            return
+    raise ValueError("an argument is no data of a graph")
