@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from tuner.measurement import Measurement, Stage, Winner
+from tuner.measurement import Measurement, ProgramFinal, Stage, Winner
 from tuner.target import Query
 
 
@@ -32,8 +32,14 @@ class Store(Protocol):
     Durable: when a method returns, what it wrote survives the death of the process (SIGKILL included); after a loss of power the
     last few writes may be gone, never half of one.
 
-    Order: measurements come back in the order in which they were added. Winners are append-only, one row per exact-match key and
-    generation; the generation is one counter for the whole store, counts winners recorded, and never goes back.
+    Order: measurements come back in the order in which they were added. Winners and finals of programs are append-only.
+
+    Generation: one counter for the whole store, which never goes back. It counts what changes answers: every winner, every veto
+    of a program's plans that comes or goes, and every verdict that takes a winner out of service or brings it back.
+
+    Quarantine: a candidate that was `wrong`, `crash` or `timeout`, in whatever stage, under whatever policy and ambient settings,
+    is in quarantine for its workload, target and toolchain, until a later measurement of the stage "screen" is `ok` (a retry on
+    request). Readers serve no winner whose candidate is in quarantine.
 
     Plans: what the search space does not declare is refused on write with PlanError. A row that does not validate when it is read
     is treated as absent, logged and counted in `invalid_rows`.
@@ -78,6 +84,17 @@ class Store(Protocol):
         """The trials of an exact match, oldest first, of one stage and one policy where given. Raises StoreError."""
         ...
 
+    def quarantined(self, query: Query) -> dict[str, Measurement]:
+        """Candidate key -> the latest verdict that keeps it in quarantine, for the query's workload, target and toolchain.
+
+        Raises StoreError.
+        """
+        ...
+
+    def quarantine(self) -> list[Measurement]:
+        """The latest verdict on every candidate in quarantine in the whole store, oldest first. Raises StoreError."""
+        ...
+
     def exact_keys(self, workload_key: str) -> list[str]:
         """The exact matches of a workload that have measurements or a winner, oldest first. Raises StoreError."""
         ...
@@ -97,8 +114,22 @@ class Store(Protocol):
         """The latest winner of every exact match with its generation, by generation. Raises StoreError."""
         ...
 
+    def record_program_final(self, final: ProgramFinal) -> int:
+        """Keep what the whole callable's final said; returns the store's generation, a new one where a veto comes or goes.
+
+        Raises StoreError; ValueError where its query is not of kind "program".
+        """
+        ...
+
+    def program_final(self, exact_key: str, plans: str | None = None) -> tuple[ProgramFinal, int] | None:
+        """The latest final of a program, of these very plans where given, and the generation it was recorded in.
+
+        Only the latest final of the plans in force says whether they are vetoed. Raises StoreError.
+        """
+        ...
+
     def generation(self) -> int:
-        """How many winners have been recorded; 0 for a new store. Raises StoreError."""
+        """How often answers have changed; 0 for a new store. Raises StoreError."""
         ...
 
     def counts(self) -> dict[str, int]:

@@ -40,9 +40,12 @@ class Lock:
             os.close(descriptor)
 
 
-def take_lock(path: Path) -> Lock:
-    """Hold the lock file `path`, made if missing; does not wait. Raises LockTaken; OSError where it cannot be made or locked."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def take_lock(path: Path, mode: int = 0o600) -> Lock:
+    """Hold the lock file `path`, made if missing; does not wait. mode: who may hold it, whatever the umask; 0o666 for all users.
+
+    Raises LockTaken; OSError where it cannot be made or locked.
+    """
+    descriptor = _open(path, mode)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -55,6 +58,17 @@ def take_lock(path: Path) -> Lock:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return Lock(descriptor)
+
+
+def _open(path: Path, mode: int) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    # without O_CREAT first: Linux refuses it for another user's file in a folder like /tmp (fs.protected_regular)
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(path, flags)
+    descriptor = os.open(path, flags | os.O_CREAT, mode)
+    with contextlib.suppress(OSError):  # not ours after all: made by another user meanwhile
+        os.fchmod(descriptor, mode)
+    return descriptor
 
 
 def _pid_in(descriptor: int) -> int | None:

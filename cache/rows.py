@@ -11,7 +11,7 @@ from typing import Any
 from tuner.canonical import canonical_json, named_fields
 from tuner.errors import PlanError, StoreError
 from tuner.lookup.validate import groups_of
-from tuner.measurement import Measurement, Policy, Winner
+from tuner.measurement import Measurement, Policy, ProgramFinal, Winner
 from tuner.plan import Groups, Plan
 from tuner.search_spaces.validate import validate_plan
 from tuner.target import Query
@@ -62,9 +62,13 @@ def query_columns(query: Query) -> dict[str, Any]:
 
 
 def query_of(row: Row, fields: Fields) -> Query:
+    return _query(row, fields, row["query_kind"], row["graph_key"])
+
+
+def _query(row: Row, fields: Fields, kind: str, workload_key: str) -> Query:
     return Query(
-        kind=row["query_kind"],
-        workload_key=row["graph_key"],
+        kind=kind,
+        workload_key=workload_key,
         target=fields(row["target_key"]),
         toolchain=fields(row["toolchain_key"]),
         ambient=fields(row["ambient_key"]),
@@ -166,6 +170,51 @@ def winner_of(row: Row, fields: Fields) -> Winner:
         space_version=row["space_version"],
         program_key=row["program_key"],
         region_key=row["region_key"],
+        evidence=json.loads(row["evidence"]),
+        provenance=json.loads(row["provenance"]),
+    )
+
+
+def program_columns(query: Query) -> dict[str, Any]:
+    """The columns of a query of kind "program" in the tables that are about programs. Raises ValueError on another kind."""
+    if query.kind != "program":
+        raise ValueError(f"a query of kind {query.kind!r} where one of kind program is asked for")
+    columns = query_columns(query)
+    del columns["query_kind"]
+    return {"program_key": columns.pop("graph_key"), **columns}
+
+
+def program_final_columns(final: ProgramFinal, generation: int) -> dict[str, Any]:
+    """Raises StoreError on what JSON cannot hold, ValueError on a query of another kind than "program"."""
+    return {
+        **program_columns(final.query),
+        "policy_key": final.policy.key,
+        "generation": generation,
+        "plans": final.plans,
+        "verdict": final.verdict,
+        "speedup": final.speedup,
+        "speedup_low": final.speedup_low,
+        "speedup_high": final.speedup_high,
+        "default_ms": final.default_ms,
+        "planned_ms": final.planned_ms,
+        "evidence": json_text(dict(final.evidence)),
+        "provenance": json_text(dict(final.provenance)),
+        "created": now(),
+    }
+
+
+def program_final_of(row: Row, fields: Fields) -> ProgramFinal:
+    """Raises ValueError, TypeError or KeyError on a row that no `program_final_columns` made."""
+    return ProgramFinal(
+        query=_query(row, fields, "program", row["program_key"]),
+        plans=row["plans"],
+        verdict=row["verdict"],
+        speedup=row["speedup"],
+        speedup_low=row["speedup_low"],
+        speedup_high=row["speedup_high"],
+        default_ms=row["default_ms"],
+        planned_ms=row["planned_ms"],
+        policy=Policy(**fields(row["policy_key"])),
         evidence=json.loads(row["evidence"]),
         provenance=json.loads(row["provenance"]),
     )

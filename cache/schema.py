@@ -1,7 +1,8 @@
 """Tables of the store, as migrations. The schema's number stands in `PRAGMA user_version`.
 
 A released migration is never edited: a change is a new migration, a new number in `tuner.lookup.connection`, and a file of the
-old schema among the fixtures of the tests. tuner/lookup/reader.py reads winners, programs, fields and meta by name.
+old schema among the fixtures of the tests. tuner/lookup/reader.py and quarantine.py read the tables by name, also those of an old
+schema: a store that nobody has written to since an upgrade is still served.
 """
 
 from __future__ import annotations
@@ -115,6 +116,39 @@ CREATE TABLE winners (
 CREATE INDEX winners_by_graph ON winners (graph_key);
 """
 
+SCHEMA_2 = """
+-- what the final of a whole callable said of the plans of its graphs (their digest: plans); append-only.
+-- generation: the store's, when the row was there
+CREATE TABLE program_finals (
+    id INTEGER PRIMARY KEY,
+    exact_key TEXT NOT NULL,
+    program_key TEXT NOT NULL,
+    target_key TEXT NOT NULL REFERENCES fields(key),
+    toolchain_key TEXT NOT NULL REFERENCES fields(key),
+    ambient_key TEXT NOT NULL REFERENCES fields(key),
+    policy_key TEXT NOT NULL REFERENCES fields(key),
+    generation INTEGER NOT NULL,
+    plans TEXT NOT NULL,
+    verdict TEXT NOT NULL CHECK (verdict IN ('confirmed', 'vetoed')),
+    speedup REAL NOT NULL,
+    speedup_low REAL NOT NULL,
+    speedup_high REAL NOT NULL,
+    default_ms REAL NOT NULL,
+    planned_ms REAL NOT NULL,
+    evidence TEXT NOT NULL,
+    provenance TEXT NOT NULL,
+    created TEXT NOT NULL
+) STRICT;
+CREATE INDEX program_finals_by_plans ON program_finals (exact_key, plans);
+CREATE INDEX program_finals_by_program ON program_finals (program_key);
+
+-- when a verdict last took a winner out of service, or brought one back
+INSERT INTO meta VALUES ('quarantine_generation', 0);
+-- verdicts on a candidate, and all that the old index was for
+DROP INDEX measurements_by_graph;
+CREATE INDEX measurements_by_candidate ON measurements (graph_key, candidate_key, status);
+"""
+
 
 def migrate(connection: sqlite3.Connection, where: str) -> None:
     """Bring the database to SCHEMA, in one transaction; one that is there already is not written to.
@@ -131,6 +165,10 @@ def migrate(connection: sqlite3.Connection, where: str) -> None:
     @migrations(name="schema_1")
     def schema_1(db: Database) -> None:
         db.executescript(SCHEMA_1)
+
+    @migrations(name="schema_2")
+    def schema_2(db: Database) -> None:
+        db.executescript(SCHEMA_2)
 
     database = Database(connection, execute_plugins=False)
     # atomic() and apply() issue a deferred BEGIN of their own, which can fail at once where another connection writes: ours comes

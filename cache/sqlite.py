@@ -19,7 +19,9 @@ from tuner.cache.rows import (
     measurement_columns,
     measurement_of,
     now,
-    query_columns,
+    program_columns,
+    program_final_columns,
+    program_final_of,
     query_fields,
     winner_columns,
     winner_of,
@@ -27,7 +29,8 @@ from tuner.cache.rows import (
 from tuner.cache.schema import migrate
 from tuner.errors import PlanError, StoreBusy, StoreError
 from tuner.lookup.connection import check_file, open_read_only
-from tuner.measurement import Measurement, Policy, Stage, Winner
+from tuner.lookup.quarantine import IN_FORCE, LATEST, OF_WORKLOAD, why_withheld
+from tuner.measurement import QUARANTINE, Measurement, Policy, ProgramFinal, Stage, Winner
 from tuner.target import Query
 
 log = logging.getLogger("tuner.cache")
@@ -85,10 +88,9 @@ class SqliteStore:
         return [row["graph_key"] for row in rows]
 
     def add_program(self, query: Query, graphs: Sequence[Query], spec: str) -> None:
-        if query.kind != "program" or any(graph.kind != "graph" for graph in graphs):
-            raise ValueError("add_program takes a query of kind program and queries of kind graph")
-        program = query_columns(query)
-        del program["query_kind"]
+        program = program_columns(query)
+        if any(graph.kind != "graph" for graph in graphs):
+            raise ValueError("the graphs of a program are queries of kind graph")
         with self._write() as connection:
             self._add_fields(connection, query_fields(query))
             connection.execute("DELETE FROM programs WHERE exact_key = ?", (query.exact_key,))
@@ -96,7 +98,6 @@ class SqliteStore:
                 row = {
                     **program,
                     "position": position,
-                    "program_key": query.workload_key,
                     "graph_key": graph.workload_key,
                     "graph_exact_key": graph.exact_key,
                     "spec": spec,
@@ -115,7 +116,11 @@ class SqliteStore:
         with self._write() as connection:
             row = measurement_columns(measurement, _generation(connection))
             self._add_fields(connection, query_fields(measurement.query) | _policy_fields(measurement.policy))
-            return _insert(connection, "measurements", row)
+            withheld = _withheld(connection, row)
+            number = _insert(connection, "measurements", row)
+            if _withheld(connection, row) != withheld:
+                _set(connection, "quarantine_generation", _next_generation(connection))
+            return number
 
     def measurements(self, exact_key: str, stage: Stage | None = None, policy_key: str | None = None) -> list[Measurement]:
         rows = self._read(
@@ -127,6 +132,13 @@ class SqliteStore:
         )
         return self._valid(rows, lambda row: measurement_of(row, self._fields_of), "measurement")
 
+    def quarantined(self, query: Query) -> dict[str, Measurement]:
+        found = self._quarantined(OF_WORKLOAD, query.workload_key, query.target_key, query.toolchain_key)
+        return {measurement.plan.key: measurement for measurement in found}
+
+    def quarantine(self) -> list[Measurement]:
+        return self._quarantined("")
+
     def exact_keys(self, workload_key: str) -> list[str]:
         rows = self._read(
             "SELECT exact_key FROM (SELECT exact_key, created FROM measurements WHERE graph_key = ?1 "
@@ -137,11 +149,10 @@ class SqliteStore:
 
     def record_winner(self, winner: Winner) -> int:
         with self._write() as connection:
-            generation = _generation(connection) + 1
+            generation = _next_generation(connection)
             row = winner_columns(winner, generation)
             self._add_fields(connection, query_fields(winner.query) | _policy_fields(winner.policy))
             _insert(connection, "winners", row)
-            connection.execute("UPDATE meta SET value = ? WHERE name = 'generation'", (generation,))
             return generation
 
     def winner(self, exact_key: str) -> tuple[Winner, int] | None:
@@ -153,6 +164,30 @@ class SqliteStore:
             "WHERE generation = (SELECT max(generation) FROM winners AS other WHERE other.exact_key = winners.exact_key) "
             "ORDER BY generation"
         )
+
+    def record_program_final(self, final: ProgramFinal) -> int:
+        with self._write() as connection:
+            before = connection.execute(
+                "SELECT verdict FROM program_finals WHERE exact_key = ? AND plans = ? ORDER BY id DESC LIMIT 1",
+                (final.query.exact_key, final.plans),
+            ).fetchone()
+            vetoed = before is not None and before["verdict"] == "vetoed"
+            changes = vetoed != (final.verdict == "vetoed")
+            generation = _next_generation(connection) if changes else _generation(connection)
+            self._add_fields(connection, query_fields(final.query) | _policy_fields(final.policy))
+            _insert(connection, "program_finals", program_final_columns(final, generation))
+            return generation
+
+    def program_final(self, exact_key: str, plans: str | None = None) -> tuple[ProgramFinal, int] | None:
+        if self._read("PRAGMA user_version")[0][0] < 2:  # a store that nobody has written to since the upgrade
+            return None
+        rows = self._read(
+            "SELECT * FROM program_finals WHERE exact_key = ?1 AND (?2 IS NULL OR plans = ?2) ORDER BY id DESC LIMIT 1",
+            exact_key,
+            plans,
+        )
+        found = self._valid(rows, lambda row: (program_final_of(row, self._fields_of), row["generation"]), "program final")
+        return found[0] if found else None
 
     # the store itself
 
@@ -209,6 +244,10 @@ class SqliteStore:
         with self._errors() as connection:
             return connection.execute(sql, values).fetchall()
 
+    def _quarantined(self, condition: str, *values: Any) -> list[Measurement]:
+        rows = self._read(f"SELECT verdict.*, max(verdict.id) {IN_FORCE} {condition} {LATEST}", *values)
+        return self._valid(rows, lambda row: measurement_of(row, self._fields_of), "measurement")
+
     def _winners(self, condition: str, *values: Any) -> list[tuple[Winner, int]]:
         rows = self._read(f"SELECT * FROM winners {condition}", *values)
         return self._valid(rows, lambda row: (winner_of(row, self._fields_of), row["generation"]), "winner")
@@ -245,6 +284,29 @@ def _policy_fields(policy: Policy) -> dict[str, tuple[str, str]]:
 
 def _generation(connection: sqlite3.Connection) -> int:
     return int(connection.execute("SELECT value FROM meta WHERE name = 'generation'").fetchone()[0])
+
+
+def _next_generation(connection: sqlite3.Connection) -> int:
+    generation = _generation(connection) + 1
+    _set(connection, "generation", generation)
+    return generation
+
+
+def _set(connection: sqlite3.Connection, name: str, value: int) -> None:
+    connection.execute("UPDATE meta SET value = ? WHERE name = ?", (value, name))
+
+
+def _withheld(connection: sqlite3.Connection, row: dict[str, Any]) -> bool:
+    """Whether the candidate of a measurement is a winner somewhere that quarantine keeps from being served."""
+    if row["status"] not in (*QUARANTINE, "ok"):
+        return False
+    keys = [row[name] for name in ("graph_key", "target_key", "toolchain_key", "candidate_key")]
+    won = connection.execute(
+        "SELECT 1 FROM winners WHERE graph_key = ? AND target_key = ? AND toolchain_key = ? AND candidate_key = ? "
+        "AND kind = 'plan' AND generation = (SELECT max(generation) FROM winners AS other WHERE other.exact_key = winners.exact_key)",
+        keys,
+    ).fetchone()
+    return won is not None and why_withheld(connection, *keys) is not None
 
 
 def _insert(connection: sqlite3.Connection, table: str, row: dict[str, Any], conflict: str = "") -> int:

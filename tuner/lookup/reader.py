@@ -19,6 +19,7 @@ from tuner.answer import Answer, ProgramAnswer
 from tuner.errors import PlanError, StoreError
 from tuner.lookup.connection import open_read_only
 from tuner.lookup.miss import NO_STORE, UNKNOWN_GRAPH, Miss, explain
+from tuner.lookup.quarantine import why_withheld
 from tuner.lookup.validate import groups_of, validated
 from tuner.plan import Plan
 from tuner.search_spaces.validate import validate_plan
@@ -30,14 +31,16 @@ UNSETTLED = Miss("unsettled", "the program is known, but no sweep has settled th
 # SQLite's steps between two looks at the clock
 STEPS = 20_000
 TABLES = ("graphs", "measurements")
+# what a look-up ended with, for the counters, and the answer
+Found = tuple[str, Answer]
 
 
 class StoreReader:
     """Look-ups in the store at `path`; where there is none, everything is a miss at generation 0.
 
-    timeout_s: how long a look-up may take. outcomes: counts of "hit", "program_hit", "program_miss", "invalid_plan" and the
-    outcomes of `tuner.lookup.miss`. All methods raise StoreError on a file that cannot be read, is no store or has a
-    newer schema.
+    timeout_s: how long a look-up may take. outcomes: counts of "hit", "program_hit", "program_miss", of the reasons for which a
+    stored winner is not served ("invalid_plan", "quarantined", "vetoed"), and the outcomes of `tuner.lookup.miss`. All methods
+    raise StoreError on a file that cannot be read, is no store or has a newer schema.
     """
 
     def __init__(self, path: Path, timeout_s: float = 5.0):
@@ -49,12 +52,19 @@ class StoreReader:
         """The latest winner of the query's exact match, else the default with the reason of the miss."""
         with self._transaction() as connection:
             if connection is None:
-                return self._miss(NO_STORE, 0)
-            generation = _generation(connection)
-            return self._winner(connection, query.exact_key, generation) or self._miss(_explain(connection, query), generation)
+                outcome, answer = _miss(NO_STORE, 0)
+            else:
+                generation = _generation(connection)
+                found = _winner(connection, query.exact_key, generation)
+                outcome, answer = found or _miss(_explain(connection, query), generation)
+        self.outcomes[outcome] += 1
+        return answer
 
     def program(self, query: Query) -> ProgramAnswer:
-        """What is known of a program: one answer for each of its graphs, by exact-match key, in order."""
+        """What is known of a program: one answer for each of its graphs, by exact-match key, in order.
+
+        Where the whole callable lost under exactly the plans that are in force, each of them gives way to the default.
+        """
         with self._transaction() as connection:
             generation = _generation(connection) if connection else 0
             sql = "SELECT graph_exact_key FROM programs WHERE exact_key = ? ORDER BY position"
@@ -64,12 +74,15 @@ class StoreReader:
                 return ProgramAnswer(
                     False, generation, plans_generation=_plans_generation(connection, query) if connection else 0
                 )
-            self.outcomes["program_hit"] += 1
-            return ProgramAnswer(
-                True,
-                generation,
-                {key: self._winner(connection, key, generation) or self._miss(UNSETTLED, generation) for (key,) in rows},
-            )
+            found = {key: _winner(connection, key, generation) or _miss(UNSETTLED, generation) for (key,) in rows}
+            answer = ProgramAnswer(True, generation, {key: one for key, (_, one) in found.items()})
+            reason = _veto(connection, query, answer)
+            if reason is not None:
+                vetoed = "vetoed", Answer(Plan(), "exact", generation, reason)
+                found = {key: pair if pair[1].plan.is_default else vetoed for key, pair in found.items()}
+                answer = ProgramAnswer(True, generation, {key: one for key, (_, one) in found.items()})
+            self.outcomes.update(["program_hit", *(outcome for outcome, _ in found.values())])
+            return answer
 
     def generation(self) -> int:
         with self._transaction() as connection:
@@ -83,25 +96,6 @@ class StoreReader:
             counts = {table: _number(connection, f"SELECT count(*) FROM {table}") for table in TABLES}
             counts["winners"] = _number(connection, "SELECT count(DISTINCT exact_key) FROM winners")
             return counts | {"generation": _generation(connection)}
-
-    def _winner(self, connection: sqlite3.Connection, exact_key: str, generation: int) -> Answer | None:
-        sql = (
-            "SELECT generation, kind, plan, realised, speedup, speedup_low, speedup_high, effort, space_version "
-            "FROM winners WHERE exact_key = ? ORDER BY generation DESC LIMIT 1"
-        )
-        row = connection.execute(sql, (exact_key,)).fetchone()
-        if row is None:
-            return None
-        try:
-            answer = _answer(row, generation)
-        except (PlanError, ValueError, TypeError, RecursionError) as error:
-            return self._miss(Miss("invalid_plan", f"the stored winner does not validate: {error}"), generation)
-        self.outcomes["hit"] += 1
-        return answer
-
-    def _miss(self, miss: Miss, generation: int) -> Answer:
-        self.outcomes[miss.outcome] += 1
-        return Answer(Plan(), "default", generation, miss.reason)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection | None]:
@@ -118,6 +112,42 @@ class StoreReader:
             raise StoreError(f"cannot read store {self.path}: {error}") from error
         finally:
             connection.close()
+
+
+def _winner(connection: sqlite3.Connection, exact_key: str, generation: int) -> Found | None:
+    sql = (
+        "SELECT generation, kind, plan, realised, speedup, speedup_low, speedup_high, effort, space_version, "
+        "graph_key, target_key, toolchain_key FROM winners WHERE exact_key = ? ORDER BY generation DESC LIMIT 1"
+    )
+    row = connection.execute(sql, (exact_key,)).fetchone()
+    if row is None:
+        return None
+    try:
+        answer = _answer(row[:9], generation)
+    except (PlanError, ValueError, TypeError, RecursionError) as error:
+        return _miss(Miss("invalid_plan", f"the stored winner does not validate: {error}"), generation)
+    verdict = None if answer.plan.is_default else why_withheld(connection, *row[9:], answer.plan.key)
+    if verdict is not None:
+        return _miss(Miss("quarantined", f"quarantined: {verdict}"), generation)
+    return "hit", answer
+
+
+def _miss(miss: Miss, generation: int) -> Found:
+    return miss.outcome, Answer(Plan(), "default", generation, miss.reason)
+
+
+def _veto(connection: sqlite3.Connection, query: Query, answer: ProgramAnswer) -> str | None:
+    """Why the plans of the answer are not to be used together, in one line."""
+    if not answer.plans_digest or _schema(connection) < 2:
+        return None
+    sql = (
+        "SELECT verdict, speedup, speedup_low, speedup_high FROM program_finals WHERE exact_key = ? AND plans = ? "
+        "ORDER BY id DESC LIMIT 1"
+    )
+    verdict, *speedups = connection.execute(sql, (query.exact_key, answer.plans_digest)).fetchone() or ("none",)
+    if verdict != "vetoed":
+        return None
+    return "vetoed for this program: the whole callable measured {:.2f}x ({:.2f} to {:.2f})".format(*speedups)
 
 
 def _answer(row: tuple[Any, ...], generation: int) -> Answer:
@@ -164,12 +194,23 @@ def _fields(connection: sqlite3.Connection, key: str) -> dict[str, Any]:
 
 
 def _plans_generation(connection: sqlite3.Connection, query: Query) -> int:
-    """The latest generation in which a plan for the query's target, toolchain and ambient came, changed or went."""
+    """The latest generation in which a plan for the query's target, toolchain and ambient came, changed or went.
+
+    When one last went into quarantine or out of it is kept for the whole store only: that is rare.
+    """
     sql = (
         "SELECT coalesce(max(generation), 0) FROM winners WHERE target_key = ? AND toolchain_key = ? AND ambient_key = ? "
         "AND exact_key IN (SELECT exact_key FROM winners WHERE kind = 'plan')"
     )
-    return _number(connection, sql, query.target_key, query.toolchain_key, query.ambient_key)
+    generation = _number(connection, sql, query.target_key, query.toolchain_key, query.ambient_key)
+    if not generation:
+        return 0
+    sql = "SELECT coalesce(max(value), 0) FROM meta WHERE name = 'quarantine_generation'"  # not there in schema 1
+    return max(generation, _number(connection, sql))
+
+
+def _schema(connection: sqlite3.Connection) -> int:
+    return _number(connection, "PRAGMA user_version")
 
 
 def _generation(connection: sqlite3.Connection) -> int:
