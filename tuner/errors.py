@@ -105,9 +105,13 @@ class DuplicateCode(PlanError):
 
 
 class WorkerError(TunerError):
-    """The measuring process failed."""
+    """The measuring process failed. traceback: the end of the text that it left, "" where it left none."""
 
     exit_code = 7
+
+    def __init__(self, message: str, traceback: str = ""):
+        super().__init__(message)
+        self.traceback = traceback
 
 
 class WorkerTimeout(WorkerError):
@@ -115,4 +119,8 @@ class WorkerTimeout(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """The measuring process ended by itself."""
+    """The measuring process ended by itself. out_of_memory: its last words were that memory ran out."""
+
+    def __init__(self, message: str, traceback: str = "", out_of_memory: bool = False):
+        super().__init__(message, traceback)
+        self.out_of_memory = out_of_memory

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from left_behind import is_running, measuring, until
 from sessions import graph_of, numbers, softmax_graph, update_graph
 
 from tuner.errors import UnsupportedGraph, WorkerDied, WorkerError, WorkerTimeout
@@ -23,32 +22,6 @@ pytestmark = pytest.mark.slow
 
 NATIVE = Plan(native=("aten._softmax.default",))
 LIMIT_S = 120.0
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    """Whether `condition` came true before the deadline."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_core_dumps() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_CORE, before)
 
 
 @pytest.fixture
@@ -108,15 +81,16 @@ def test_a_graph_that_writes_its_inputs_is_timed_again_and_again(opened):
 
 def test_a_worker_that_hangs_is_killed_at_its_deadline(worker):
     worker.ask(LIMIT_S, do="close")
-    os.kill(worker.pid, signal.SIGSTOP)
+    os.kill(measuring(worker), signal.SIGSTOP)
+    child = measuring(worker)
     with pytest.raises(WorkerTimeout, match="killed"):
         worker.ask(0.2, do="close")
-    assert not is_running(worker.pid)
+    assert not is_running(child)
 
 
 def test_a_worker_that_does_not_even_read_is_killed_at_its_deadline(worker):
     worker.ask(LIMIT_S, do="close")
-    os.kill(worker.pid, signal.SIGSTOP)
+    os.kill(measuring(worker), signal.SIGSTOP)
     with pytest.raises(WorkerTimeout, match="killed"):
         worker.ask(0.2, do="close", padding="x" * 4_000_000)
     assert not is_running(worker.pid)
@@ -129,7 +103,7 @@ def test_a_request_larger_than_a_pipe_arrives_whole(worker):
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGABRT"])
 def test_a_worker_that_dies_is_told_by_its_signal(worker, name):
     worker.ask(LIMIT_S, do="close")
-    os.kill(worker.pid, getattr(signal, name))
+    os.kill(measuring(worker), getattr(signal, name))
     for _ in range(2):
         with pytest.raises(WorkerDied, match=name):
             worker.ask(LIMIT_S, do="close")
@@ -137,8 +111,8 @@ def test_a_worker_that_dies_is_told_by_its_signal(worker, name):
 
 def test_a_worker_that_dies_while_it_is_asked_is_told_before_the_deadline(worker):
     worker.ask(LIMIT_S, do="close")
-    os.kill(worker.pid, signal.SIGSTOP)
-    killer = subprocess.Popen([sys.executable, "-c", f"import os; os.kill({worker.pid}, 9)"])
+    os.kill(measuring(worker), signal.SIGSTOP)
+    killer = subprocess.Popen([sys.executable, "-c", f"import os; os.kill({measuring(worker)}, 9)"])
     with pytest.raises(WorkerDied, match="SIGKILL"):
         worker.ask(LIMIT_S, do="close")
     killer.wait()
@@ -152,9 +126,9 @@ def test_a_worker_that_cannot_start_is_told_with_its_last_words(monkeypatch):
 
 def test_an_interrupt_from_the_keyboard_does_not_reach_a_worker(worker):
     worker.ask(LIMIT_S, do="close")
-    os.kill(worker.pid, signal.SIGINT)
+    os.kill(measuring(worker), signal.SIGINT)
     assert worker.ask(LIMIT_S, do="close") is None
-    assert os.getpgid(worker.pid) != os.getpgid(0), "a terminal's Ctrl-C goes to another group"
+    assert os.getpgid(measuring(worker)) != os.getpgid(0), "a terminal's Ctrl-C goes to another group"
 
 
 NOISY = """
@@ -191,11 +165,12 @@ def test_what_compiled_code_prints_is_not_taken_for_an_answer():
 
 PARENT = """
 import subprocess, sys
+from tuner.workers.guard import children_of
 from tuner.workers.process import Worker
 
 with Worker(threads=1) as worker:
     worker.ask({limit}, do="close")
-    print(worker.pid, flush=True)
+    print(worker.pid, *children_of(worker.pid), flush=True)
     sys.stdin.readline()
 """
 
@@ -205,13 +180,13 @@ def test_a_worker_does_not_outlive_a_parent_that_is_killed():
         [sys.executable, "-c", PARENT.format(limit=LIMIT_S)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert parent.stdout is not None
-    child = int(parent.stdout.readline())
+    guard, child = map(int, parent.stdout.readline().split())
     assert is_running(child)
     # stopped, it cannot notice that its input ended
     os.kill(child, signal.SIGSTOP)
     parent.kill()
     parent.wait()
-    assert until(lambda: not is_running(child))
+    assert until(lambda: not is_running(child) and not is_running(guard))
     parent.stdout.close()
 
 
