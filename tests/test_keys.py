@@ -25,7 +25,7 @@ def test_the_key_of_known_fields_is_the_one_that_stores_hold():
     assert digest("target", {"arch": "sm_90", "cores": 132}) == "9ac06a8e18bfe4bf7e3123eace879cc63cbdfe36e933bafa8394c6fc3a34377d"
     assert query().exact_key == "39c132717b2d8149d266d85c5233cfd907dd44752dbd7711fbc4ed714e0b7f54"
     assert Plan().key == "b40351f314360d9888cae40e60834e20608ba6bc16cd09a8a7ec8971e7f01573"
-    assert Policy.for_cpu(threads=1).key == "1cca5f329a23211d1de6fd7878a59be5c5921c7343bf53911c4e1474fcb701bd"
+    assert Policy("thread", threads=1).key == "1cca5f329a23211d1de6fd7878a59be5c5921c7343bf53911c4e1474fcb701bd"
 
 
 def test_fields_left_at_their_default_are_not_in_a_key():
@@ -122,9 +122,23 @@ def test_every_field_of_a_policy_is_in_its_key():
         Policy("wall", 1, mode="cuda_graph"),
         Policy("wall", 1, cache="cold"),
         Policy("wall", 1, statistic="mean"),
+        Policy("wall", 1, warm_up="stable"),
+        Policy("wall", 1, sample_ms=2.0),
+        Policy("wall", 1, sample_ms=0.0),
     ]
     assert len({policy.key for policy in policies}) == len(policies)
     assert Policy("wall", 1).key == Policy(clock="wall", threads=1).key
+
+
+def test_what_the_first_version_stored_of_a_policy_is_still_one():
+    stored = {"clock": "thread", "threads": 1, "mode": "eager", "cache": "warm", "statistic": "median"}
+    assert Policy(**stored).key == Policy("thread", 1).key
+    assert Policy(**stored).describe() == "median of interleaved samples, thread clock, 1 thread, warm cache, eager"
+    now = Policy.for_cpu(1)
+    assert Policy(**now.fields()) == now
+    assert now.describe().endswith(", eager, samples of 2 ms, warmed up until stable")
+    assert "cold cache, eager, samples of one call," in Policy.for_cpu(1, cache="cold").describe()
+    assert "cuda_event clock, 1 thread, cold cache, cuda_graph," in Policy.for_cuda("cuda_graph", "cold").describe()
 
 
 def test_one_thread_is_timed_by_its_own_clock_and_several_by_the_wall():

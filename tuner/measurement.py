@@ -23,7 +23,9 @@ class Policy:
     """How times are taken; part of every measurement's identity.
 
     clock: "thread" (CPU time of the measuring thread), "wall", "cuda_event". threads: intra-op threads. mode: "eager" or
-    "cuda_graph". cache: "warm" or "cold" last-level cache. statistic: what sums up the samples of one process.
+    "cuda_graph". cache: "warm", or "cold": the last-level cache is flushed before every call. statistic: what sums up the samples
+    of one process. warm_up: "stable" (until two blocks of calls agree); None in rows of the first version: one sample.
+    sample_ms: a sample is as many calls as the default needs for this long, 0: one call; None in rows of the first version: 2 ms.
     """
 
     clock: str
@@ -31,13 +33,21 @@ class Policy:
     mode: str = "eager"
     cache: str = "warm"
     statistic: str = "median"
+    warm_up: str | None = None
+    sample_ms: float | None = None
 
     @staticmethod
-    def for_cpu(threads: int) -> Policy:
+    def for_cpu(threads: int, cache: str = "warm") -> Policy:
         """Thread time where one thread does the work: it does not count what other processes take. Else wall time."""
-        return Policy(clock="thread" if threads == 1 else "wall", threads=threads)
+        return Policy("thread" if threads == 1 else "wall", threads, cache=cache, warm_up="stable", sample_ms=_sample_ms(cache))
+
+    @staticmethod
+    def for_cuda(mode: str = "eager", cache: str = "warm") -> Policy:
+        """Time between two events on the device, of a call as it is or of the replay of its CUDA graph."""
+        return Policy("cuda_event", 1, mode, cache, warm_up="stable", sample_ms=_sample_ms(cache))
 
     def fields(self) -> dict[str, Any]:
+        """JSON for the store; `Policy(**fields)` gives the policy back."""
         return asdict(self)
 
     @cached_property
@@ -45,10 +55,17 @@ class Policy:
         return digest("policy", self.fields())
 
     def describe(self) -> str:
-        return (
-            f"{self.statistic} of interleaved samples, {self.clock} clock, {self.threads} "
-            f"thread{'s' if self.threads != 1 else ''}, {self.cache} cache, {self.mode}"
-        )
+        """One line for people."""
+        threads = f"{self.threads} thread{'s' if self.threads != 1 else ''}"
+        text = f"{self.statistic} of interleaved samples, {self.clock} clock, {threads}, {self.cache} cache, {self.mode}"
+        if self.sample_ms is not None:
+            text += f", samples of {f'{self.sample_ms:g} ms' if self.sample_ms else 'one call'}"
+        return text + (f", warmed up until {self.warm_up}" if self.warm_up else "")
+
+
+def _sample_ms(cache: str) -> float:
+    """Clocks cost about a microsecond, so a warm sample lasts longer; after the first call a cold cache is cold no more."""
+    return 0.0 if cache == "cold" else 2.0
 
 
 @dataclass(frozen=True)
@@ -119,8 +136,8 @@ class Winner:
 class ProgramFinal:
     """What the final of a whole callable said of the plans of its graphs, all in force together.
 
-    query: of kind "program". plans: which plans those were (`tuner.answer.digest_of_plans`). verdict: "vetoed" keeps exactly these
-    plans from being served to this program. speedup: default time / planned time, with the bounds of its 95% interval.
+    query: of kind "program". plans: which plans those were (`tuner.answer.digest_of_plans`). verdict: "vetoed" keeps exactly
+    these plans from being served to this program. speedup: default time / planned time, with the bounds of its 95% interval.
     default_ms, planned_ms: medians of the final's samples, milliseconds for one call of the whole. evidence: as a winner's.
     """
 
