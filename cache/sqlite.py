@@ -28,13 +28,14 @@ from tuner.cache.rows import (
 )
 from tuner.cache.schema import migrate
 from tuner.errors import PlanError, StoreBusy, StoreError
-from tuner.lookup.connection import check_file, open_read_only
+from tuner.lookup.connection import check_file, open_read_only, schema_of
 from tuner.lookup.quarantine import IN_FORCE, LATEST, OF_WORKLOAD, why_withheld
 from tuner.measurement import QUARANTINE, Measurement, Policy, ProgramFinal, Stage, Winner
 from tuner.target import Query
 
 log = logging.getLogger("tuner.cache")
 BUSY_TIMEOUT_S = 5.0
+LATEST_WINNER = "generation = (SELECT max(generation) FROM winners AS other WHERE other.exact_key = winners.exact_key)"
 Value = TypeVar("Value")
 
 
@@ -160,10 +161,7 @@ class SqliteStore:
         return found[0] if found else None
 
     def winners(self) -> list[tuple[Winner, int]]:
-        return self._winners(
-            "WHERE generation = (SELECT max(generation) FROM winners AS other WHERE other.exact_key = winners.exact_key) "
-            "ORDER BY generation"
-        )
+        return self._winners(f"WHERE {LATEST_WINNER} ORDER BY generation")
 
     def record_program_final(self, final: ProgramFinal) -> int:
         with self._write() as connection:
@@ -179,8 +177,9 @@ class SqliteStore:
             return generation
 
     def program_final(self, exact_key: str, plans: str | None = None) -> tuple[ProgramFinal, int] | None:
-        if self._read("PRAGMA user_version")[0][0] < 2:  # a store that nobody has written to since the upgrade
-            return None
+        with self._errors() as connection:
+            if schema_of(connection) < 2:
+                return None
         rows = self._read(
             "SELECT * FROM program_finals WHERE exact_key = ?1 AND (?2 IS NULL OR plans = ?2) ORDER BY id DESC LIMIT 1",
             exact_key,
@@ -303,7 +302,7 @@ def _withheld(connection: sqlite3.Connection, row: dict[str, Any]) -> bool:
     keys = [row[name] for name in ("graph_key", "target_key", "toolchain_key", "candidate_key")]
     won = connection.execute(
         "SELECT 1 FROM winners WHERE graph_key = ? AND target_key = ? AND toolchain_key = ? AND candidate_key = ? "
-        "AND kind = 'plan' AND generation = (SELECT max(generation) FROM winners AS other WHERE other.exact_key = winners.exact_key)",
+        f"AND kind = 'plan' AND {LATEST_WINNER}",
         keys,
     ).fetchone()
     return won is not None and why_withheld(connection, *keys) is not None

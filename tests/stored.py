@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tuner.measurement import Measurement, Policy, Winner
+from tuner.answer import digest_of_plans
+from tuner.measurement import Measurement, Policy, ProgramFinal, Winner
 from tuner.plan import Plan
 from tuner.target import Query
 
@@ -37,6 +38,10 @@ def measurement(asked: Query | None = None, plan: Plan = NATIVE, **fields: Any) 
     return Measurement(asked or query(), POLICY, plan, **given)
 
 
+def failed(status: str, plan: Plan = NATIVE, asked: Query | None = None, **fields: Any) -> Measurement:
+    return measurement(asked, plan, status=status, **{"samples_ms": (), "default_samples_ms": (), **fields})
+
+
 def winner(asked: Query | None = None, plan: Plan = NATIVE, **fields: Any) -> Winner:
     """A winner twice as fast as the default."""
     given = {"default_ms": 2.0, "winner_ms": 1.0, "speedup": 2.0, "speedup_low": 1.9, "speedup_high": 2.1, **fields}
@@ -46,3 +51,10 @@ def winner(asked: Query | None = None, plan: Plan = NATIVE, **fields: Any) -> Wi
 def settled(asked: Query | None = None) -> Winner:
     """The default, settled."""
     return replace(winner(asked), kind="default", plan=Plan(), winner_ms=2.0, speedup=1.0, speedup_low=1.0, speedup_high=1.0)
+
+
+def program_final(*winners: Winner, **fields: Any) -> ProgramFinal:
+    """The veto of these winners' plans, together; `fields` replaces any field."""
+    plans = digest_of_plans({one.query.exact_key: (one.plan, one.groups) for one in winners})
+    given = {"verdict": "vetoed", "speedup": 0.93, "speedup_low": 0.91, "speedup_high": 0.95, **fields}
+    return ProgramFinal(**{"query": program(), "plans": plans, "default_ms": 2.0, "planned_ms": 2.15, "policy": POLICY, **given})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from stored import GROUPS, KNOB, SPLIT, measurement, program, query, settled, winner
+from stored import GROUPS, KNOB, SPLIT, measurement, program, program_final, query, settled, winner
 
 from tuner.cache.sqlite import SqliteStore
 from tuner.lookup.connection import SCHEMA
@@ -32,6 +32,7 @@ def main() -> None:
             store.add_measurement(measurement(query("a"), KNOB, status="timeout", samples_ms=(), default_samples_ms=()))
             store.record_winner(winner(query("a"), SPLIT, evidence={"processes": 3}))
             store.record_winner(settled(query("b")))
+            store.record_program_final(program_final(winner(query("a"), SPLIT), verdict="confirmed", evidence={"processes": 3}))
         connection = sqlite3.connect(path, isolation_level=None)
         # one file, without a write-ahead log beside it
         connection.execute("VACUUM INTO ?", (str(fixture),))

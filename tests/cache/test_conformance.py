@@ -7,7 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stored import EVIL, GROUPS, KNOB, LEAVES, NATIVE, POLICY, SPLIT, measurement, program, query, settled, winner
+from stored import (
+    EVIL,
+    GROUPS,
+    KNOB,
+    LEAVES,
+    NATIVE,
+    POLICY,
+    SPLIT,
+    TOOLCHAIN,
+    failed,
+    measurement,
+    program,
+    program_final,
+    query,
+    settled,
+    winner,
+)
 
 from tuner.cache.contract import Store
 from tuner.cache.sqlite import SqliteStore
@@ -210,6 +226,122 @@ def test_a_status_or_stage_that_does_not_exist_is_a_store_error(store, field):
     with pytest.raises(StoreError):
         store.add_measurement(measurement(**field))
     assert store.counts()["measurements"] == 0
+
+
+@pytest.mark.parametrize("status", ["wrong", "crash", "timeout"])
+@pytest.mark.parametrize("stage", ["screen", "race", "final"])
+def test_a_candidate_that_was_wrong_crashed_or_hung_is_in_quarantine(store, status, stage):
+    verdict = failed(status, stage=stage, message="seen")
+    store.add_measurement(measurement())
+    store.add_measurement(verdict)
+    assert store.quarantined(query()) == {NATIVE.key: verdict}
+    assert store.quarantine() == [verdict]
+
+
+@pytest.mark.parametrize("status", ["ok", "compile_error", "out_of_resources", "busy"])
+def test_other_verdicts_are_no_quarantine(store, status):
+    store.add_measurement(measurement(status=status))
+    assert store.quarantined(query()) == {}
+    assert store.quarantine() == []
+
+
+def test_quarantine_holds_under_every_policy_and_ambient_but_for_one_toolchain_target_and_workload(store):
+    verdict = replace(failed("crash"), policy=Policy(clock="wall", threads=2))
+    store.add_measurement(verdict)
+    assert store.quarantined(query(ambient={"threads": 7})) == {NATIVE.key: verdict}
+    assert store.quarantined(query(toolchain={**TOOLCHAIN, "torch": "2.14.0"})) == {}
+    assert store.quarantined(query(target={"backend": "cuda"})) == {}
+    assert store.quarantined(query("other")) == {}
+
+
+def test_the_latest_verdict_on_each_candidate_is_given(store):
+    verdicts = [failed("timeout"), failed("wrong", KNOB), failed("wrong", error=3.0), failed("crash", asked=query("b"))]
+    for verdict in verdicts:
+        store.add_measurement(verdict)
+    assert store.quarantined(query()) == {KNOB.key: verdicts[1], NATIVE.key: verdicts[2]}
+    assert store.quarantine() == verdicts[1:]
+
+
+@pytest.mark.parametrize(
+    ("later", "lifted"),
+    [
+        (measurement(), True),
+        (measurement(query(ambient={"threads": 2})), True),
+        (measurement(stage="final"), False),
+        (measurement(status="compile_error"), False),
+        (measurement(plan=KNOB), False),
+        (measurement(query("b")), False),
+        (measurement(query(toolchain={"torch": "2.14.0"})), False),
+    ],
+    ids=["screened", "elsewhere", "final", "not compiled", "another candidate", "another workload", "another toolchain"],
+)
+def test_only_a_later_screening_that_went_well_ends_a_quarantine(store, later, lifted):
+    store.add_measurement(failed("timeout"))
+    store.add_measurement(later)
+    assert (store.quarantined(query()) == {}) == lifted
+    store.add_measurement(failed("crash"))
+    assert store.quarantined(query()) == {NATIVE.key: failed("crash")}
+
+
+def test_a_verdict_that_takes_a_winner_out_of_service_or_back_is_a_generation(store):
+    store.record_winner(winner(query("a"), KNOB))
+    store.record_winner(winner(query("a", ambient={"threads": 2}), NATIVE))
+    store.add_measurement(failed("wrong", SPLIT))
+    store.add_measurement(failed("wrong", NATIVE, asked=query("b")))
+    store.add_measurement(failed("wrong", NATIVE, asked=query("a", toolchain={"torch": "2.14.0"})))
+    assert store.generation() == 2
+    store.add_measurement(failed("wrong", NATIVE))
+    assert store.generation() == 3
+    store.add_measurement(failed("timeout", NATIVE))
+    assert store.generation() == 3
+    store.add_measurement(measurement(plan=NATIVE))
+    assert store.generation() == 4
+    store.record_winner(settled(query("a", ambient={"threads": 2})))
+    store.add_measurement(failed("wrong", NATIVE))
+    assert store.generation() == 5
+
+
+def test_a_final_of_a_program_comes_back_as_it_was_with_its_generation(store):
+    full = program_final(winner(), evidence={"processes": 3}, provenance={"host": "h"})
+    assert store.program_final(program().exact_key) is None
+    generation = store.record_program_final(full)
+    assert store.program_final(program().exact_key) == (full, generation)
+    assert store.program_final(program(ambient={"threads": 2}).exact_key) is None
+
+
+def test_the_latest_final_of_a_program_is_given_and_of_some_plans_where_asked(store):
+    first, second = program_final(winner(plan=KNOB)), program_final(winner(plan=SPLIT), verdict="confirmed")
+    for final in (first, second):
+        store.record_program_final(final)
+    key = program().exact_key
+    assert store.program_final(key) == (second, 1)
+    assert store.program_final(key, first.plans) == (first, 1)
+    assert store.program_final(key, "none") is None
+
+
+def test_a_veto_that_comes_or_goes_is_a_generation_and_nothing_else_that_a_final_says(store):
+    vetoed, confirmed = program_final(winner()), program_final(winner(), verdict="confirmed", speedup=1.1)
+    others = program_final(winner(plan=KNOB), verdict="confirmed")
+    finals = [confirmed, vetoed, replace(vetoed, speedup=0.9), others, confirmed, confirmed, vetoed]
+    assert [store.record_program_final(final) for final in finals] == [0, 1, 1, 1, 2, 2, 3]
+    assert store.generation() == 3
+    assert store.record_winner(winner()) == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (program_final(query=query()), ValueError),
+        (program_final(verdict="unsure"), StoreError),
+        (program_final(speedup=float("nan")), StoreError),
+        (program_final(evidence={"x": object()}), StoreError),
+    ],
+)
+def test_a_final_of_a_program_that_cannot_be_kept_changes_nothing(store, wrong, error):
+    with pytest.raises(error):
+        store.record_program_final(wrong)
+    assert store.generation() == 0
+    assert store.program_final(wrong.query.exact_key) is None
 
 
 def test_a_closed_store_says_so(store):

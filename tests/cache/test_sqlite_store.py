@@ -8,16 +8,23 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stored import GROUPS, KNOB, NATIVE, SPLIT, measurement, program, query, settled, winner
+from stored import GROUPS, KNOB, NATIVE, SPLIT, failed, measurement, program, program_final, query, settled, winner
 
+from tuner.cache.lock import take_lock
+from tuner.cache.schema import migrate
 from tuner.cache.sqlite import SqliteStore
 from tuner.errors import StoreBusy, StoreError
-from tuner.lookup.connection import SCHEMA
+from tuner.lookup.connection import SCHEMA, schema_of
+from tuner.lookup.quarantine import IN_FORCE, OF_WORKLOAD
+from tuner.measurement import Policy
 
 FIXTURES = Path(__file__).parent / "fixtures"
+# how the fixtures' numbers were measured: the first version's policy had five fields
+POLICIES = {1: Policy("thread", 1), 2: Policy("thread", 1, warm_up="stable", sample_ms=2.0)}
 TESTS = str(Path(__file__).parents[1])
 
 
@@ -120,6 +127,17 @@ def test_the_lock_ends_with_the_store(path):
     with SqliteStore(path), pytest.raises(StoreBusy, match=f"process {os.getpid()}"):
         SqliteStore(path)
     SqliteStore(path).close()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o666])
+def test_a_lock_file_is_for_whom_it_is_said_to_be_whatever_the_umask(tmp_path, mode):
+    before = os.umask(0o077)
+    try:
+        for _ in range(2):
+            take_lock(tmp_path / "lock", mode).release()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "lock").stat().st_mode & 0o777 == mode
 
 
 def test_a_store_that_fails_to_open_gives_its_lock_back(path):
@@ -269,17 +287,52 @@ def test_a_poisoned_row_does_not_hide_the_others(path):
 @pytest.mark.parametrize("file", sorted(FIXTURES.glob("schema-*.db")), ids=lambda file: file.stem)
 def test_a_store_of_every_released_schema_opens_and_reads(path, file):
     shutil.copy(file, path)
+    schema = int(file.stem.removeprefix("schema-"))
+    policy = POLICIES[schema]
     for read_only in (True, False):
         with SqliteStore(path, read_only=read_only) as store:
             assert store.counts() == {"graphs": 1, "programs": 1, "measurements": 2, "winners": 2, "generation": 2}
             assert store.graph(query("a").workload_key) == {"nodes": []}
-            split = measurement(query("a"), SPLIT, realised=GROUPS, provenance={"host": "h"})
-            timeout = measurement(query("a"), KNOB, status="timeout", samples_ms=(), default_samples_ms=())
+            split = replace(measurement(query("a"), SPLIT, realised=GROUPS, provenance={"host": "h"}), policy=policy)
+            timeout = replace(failed("timeout", KNOB), policy=policy)
+            won = replace(winner(query("a"), SPLIT, evidence={"processes": 3}), policy=policy)
             assert store.measurements(query("a").exact_key) == [split, timeout]
-            assert store.winner(query("a").exact_key) == (winner(query("a"), SPLIT, evidence={"processes": 3}), 1)
-            assert store.winner(query("b").exact_key) == (settled(query("b")), 2)
+            assert store.winner(query("a").exact_key) == (won, 1)
+            assert store.winner(query("b").exact_key) == (replace(settled(query("b")), policy=policy), 2)
+            assert store.quarantined(query("a")) == {KNOB.key: timeout}
+            assert store.quarantine() == [timeout]
+            final = program_final(winner(query("a"), SPLIT), verdict="confirmed", evidence={"processes": 3})
+            assert store.program_final(program().exact_key) == (None if schema == 1 else (replace(final, policy=policy), 2))
             (place,) = store.programs_of(query("b").workload_key)
             assert (place.spec, place.position, place.exact_key) == ("made:up", 1, program().exact_key)
+
+
+def test_an_old_store_is_brought_to_this_schema_once_it_is_opened_for_writing(path):
+    shutil.copy(FIXTURES / "schema-1.db", path)
+    with SqliteStore(path, read_only=True) as before:
+        with SqliteStore(path) as store:
+            assert store.record_program_final(program_final(winner(query("a"), SPLIT))) == 3
+        # one that was open all the while sees it
+        assert before.program_final(program().exact_key) == (program_final(winner(query("a"), SPLIT)), 3)
+    connection = sqlite3.connect(path)
+    new = sqlite3.connect(":memory:")
+    assert schema_of(connection) == SCHEMA
+    migrate(new, ":memory:")
+    listing = "SELECT type, name, sql FROM sqlite_master ORDER BY type, name"
+    assert connection.execute(listing).fetchall() == new.execute(listing).fetchall()
+    connection.close()
+    new.close()
+
+
+def test_finding_verdicts_on_a_candidate_reads_no_other_measurement(path):
+    SqliteStore(path).close()
+    connection = sqlite3.connect(path)
+    sql = f"EXPLAIN QUERY PLAN SELECT 1 {IN_FORCE} {OF_WORKLOAD} AND verdict.candidate_key = ?"
+    steps = [row[3] for row in connection.execute(sql, ("g", "t", "c", "k"))]
+    connection.close()
+    searches = [step for step in steps if step.startswith("SEARCH")]
+    assert len(searches) == 2
+    assert all("measurements_by_candidate (graph_key=? AND candidate_key=? AND status=?" in step for step in searches)
 
 
 def test_there_is_a_fixture_of_the_current_schema():

@@ -11,13 +11,28 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from stored import GROUPS, KNOB, NATIVE, SPLIT, TOOLCHAIN, program, query, settled, winner
+from stored import (
+    GROUPS,
+    KNOB,
+    NATIVE,
+    SPLIT,
+    TOOLCHAIN,
+    failed,
+    measurement,
+    program,
+    program_final,
+    query,
+    settled,
+    winner,
+)
 
 from tuner.cache.sqlite import SqliteStore
 from tuner.errors import StoreError
 from tuner.lookup.connection import SCHEMA
 from tuner.lookup.reader import StoreReader
 from tuner.plan import Plan
+
+FIXTURES = Path(__file__).parents[1] / "cache" / "fixtures"
 
 
 @pytest.fixture
@@ -165,6 +180,145 @@ def test_a_program_for_another_thread_count_is_unknown(reader, path):
     assert reader.outcomes == {"program_miss": 1}
 
 
+def test_a_winner_that_turned_out_wrong_is_not_served_until_it_passes_again(reader, path):
+    with SqliteStore(path) as store:
+        store.record_winner(winner())
+        store.add_measurement(failed("wrong", KNOB))
+        assert reader.answer(query()).plan == NATIVE
+        store.add_measurement(failed("wrong", asked=query(ambient={"threads": 2}), stage="final", error=3.0))
+        answer = reader.answer(query())
+        assert (answer.plan, answer.tier, answer.groups, answer.generation) == (Plan(), "default", None, 2)
+        assert answer.reason == "quarantined: wrong (3 times the tolerance)"
+        store.add_measurement(measurement())
+        assert reader.answer(query()).plan == NATIVE
+    assert reader.outcomes == {"hit": 2, "quarantined": 1}
+
+
+def test_a_reason_is_one_line_however_long_a_crash_was_told(reader, path):
+    with SqliteStore(path) as store:
+        store.record_winner(winner())
+        store.add_measurement(failed("crash", message="worker died\n" + "at x\n" * 1000))
+    assert reader.answer(query()).reason == "quarantined: crash (worker died)"
+    assert reader.program(program()).known is False
+
+
+def test_an_unknown_programs_tag_changes_with_the_quarantine_of_a_winner_and_not_with_other_verdicts(reader, path):
+    with SqliteStore(path) as store:
+        store.record_winner(winner())
+        tags = [reader.program(program()).cache_tag]
+        store.add_measurement(failed("wrong", KNOB))
+        assert reader.program(program()).cache_tag == tags[0]
+        for verdict in (failed("wrong"), measurement(), failed("crash")):
+            store.add_measurement(verdict)
+            tags.append(reader.program(program()).cache_tag)
+    assert len(set(tags)) == 4
+    # where no plan is known, there is none to take out of the compile caches
+    assert reader.program(program(ambient={"threads": 2})).cache_tag == ""
+
+
+def test_the_answers_of_a_vetoed_program_are_the_default_and_so_is_its_tag(reader, path):
+    graphs, won = [query("a"), query("b"), query("c")], [winner(query("a"), KNOB), winner(query("b"), NATIVE)]
+    with SqliteStore(path) as store:
+        store.add_program(program(), graphs, "m:f")
+        store.add_program(program("other"), graphs, "m:g")
+        for one in won:
+            store.record_winner(one)
+        store.record_program_final(program_final(*won, verdict="confirmed"))
+        served = reader.program(program())
+        assert served.plans_digest == program_final(*won).plans == served.cache_tag != ""
+        store.record_program_final(program_final(*won))
+    vetoed = StoreReader(path)
+    found = vetoed.program(program())
+    assert (found.known, found.cache_tag, found.native, found.generation) == (True, "", (), 3)
+    first, second, third = found.answers.values()
+    assert first == second
+    assert (first.plan, first.tier, first.groups, first.generation) == (Plan(), "exact", None, 3)
+    assert first.reason == "vetoed for this program: the whole callable measured 0.93x (0.91 to 0.95)"
+    assert third.reason == "the program is known, but no sweep has settled this graph of it"
+    assert vetoed.outcomes == {"program_hit": 1, "vetoed": 2, "unsettled": 1}
+    # a veto is about one program: the graphs, and other programs that have them, are served
+    assert vetoed.answer(query("a")).plan == KNOB
+    assert vetoed.program(program("other")).cache_tag == vetoed.program(program("other")).plans_digest != ""
+
+
+def test_a_veto_is_about_the_plans_it_was_measured_with(reader, path):
+    with SqliteStore(path) as store:
+        store.add_program(program(), [query("a")], "m:f")
+        store.record_winner(winner(plan=KNOB))
+        store.record_program_final(program_final(winner(plan=KNOB)))
+        assert reader.program(program()).cache_tag == ""
+        store.record_winner(winner(plan=NATIVE))
+        store.record_program_final(program_final(winner(plan=NATIVE), verdict="confirmed"))
+        assert reader.program(program()).native == ("aten.gelu.default",)
+        store.record_winner(winner(plan=KNOB))
+        assert reader.program(program()).cache_tag == ""
+        store.record_program_final(program_final(winner(plan=KNOB), verdict="confirmed"))
+        assert [answer.plan for answer in reader.program(program()).answers.values()] == [KNOB]
+
+
+def test_a_veto_of_plans_one_of_which_went_into_quarantine_since_does_not_apply(reader, path):
+    won = [winner(query("a"), KNOB), winner(query("b"), NATIVE)]
+    with SqliteStore(path) as store:
+        store.add_program(program(), [query("a"), query("b")], "m:f")
+        for one in won:
+            store.record_winner(one)
+        store.record_program_final(program_final(*won))
+        store.add_measurement(failed("crash", asked=query("b")))
+    assert [answer.plan for answer in reader.program(program()).answers.values()] == [KNOB, Plan()]
+
+
+@pytest.mark.parametrize("file", sorted(FIXTURES.glob("schema-*.db")), ids=lambda file: file.stem)
+def test_a_store_of_every_released_schema_is_served_as_it_is(reader, path, file):
+    shutil.copy(file, path)
+    path.chmod(0o444)
+    before = path.read_bytes()
+    assert reader.answer(query("a")).plan == SPLIT
+    assert "settled" in reader.answer(query("b")).reason
+    assert reader.program(program()).known
+    assert reader.program(program("unknown")).cache_tag.startswith("plans-of-")
+    assert reader.stats()["measurements"]["timeout"] == 1
+    assert path.read_bytes() == before
+
+
+def test_the_winner_of_an_old_store_that_hung_since_is_not_served(reader, path):
+    shutil.copy(FIXTURES / "schema-1.db", path)
+    edit(path, f"UPDATE measurements SET candidate_key = '{SPLIT.key}' WHERE status = 'timeout'")
+    assert reader.answer(query("a")).reason == "quarantined: timeout"
+
+
+def test_the_numbers_of_a_store(reader, path):
+    nothing = dict.fromkeys(("graphs", "programs", "quarantined", "generation", "programs_vetoed", "bytes"), 0)
+    nothing |= {"measurements": {}, "winners": {}, "seconds": {"compiling": 0.0, "measuring": 0.0, "idle": 0.0}}
+    assert reader.stats() == nothing
+    spent = {"seconds": {"compiling": 1.5, "measuring": 2.0, "idle": 0.25}}
+    with SqliteStore(path) as store:
+        store.add_graph("ab", {})
+        store.add_program(program(), [query("a"), query("b")], "m:f")
+        for trial in (measurement(), measurement(), failed("crash"), failed("wrong", KNOB), failed("crash", KNOB)):
+            store.add_measurement(trial)
+        store.add_measurement(measurement(plan=SPLIT, status="busy"))
+        for won in (winner(evidence=spent), settled(), winner(query("b"), SPLIT, evidence=spent), winner(query("c"), KNOB)):
+            store.record_winner(won)
+        store.record_program_final(program_final(winner()))
+        open_bytes = reader.stats()["bytes"]
+    numbers = reader.stats()
+    assert open_bytes > numbers["bytes"] == path.stat().st_size
+    assert numbers == {
+        "graphs": 1,
+        "programs": 1,
+        "quarantined": 2,
+        "generation": 5,
+        "programs_vetoed": 1,
+        "measurements": {"busy": 1, "crash": 2, "ok": 2, "wrong": 1},
+        "winners": {"default": 1, "plan": 2},
+        "seconds": {"compiling": 3.0, "measuring": 4.0, "idle": 0.5},
+        "bytes": numbers["bytes"],
+    }
+    with SqliteStore(path) as store:
+        store.record_program_final(program_final(winner(), verdict="confirmed"))
+    assert reader.stats()["programs_vetoed"] == 0
+
+
 def test_a_new_winner_is_seen_while_the_writer_is_at_work(reader, path):
     with SqliteStore(path) as store:
         assert reader.answer(query()).tier == "default"
@@ -202,7 +356,13 @@ def newer(path: Path) -> None:
 @pytest.mark.parametrize("make", [garbage, truncated, newer, Path.mkdir, os.mkfifo])
 def test_a_file_that_cannot_be_read_is_a_store_error_in_one_line(reader, path, make):
     make(path)
-    for look in (lambda: reader.answer(query()), lambda: reader.program(program()), reader.generation, reader.counts):
+    for look in (
+        lambda: reader.answer(query()),
+        lambda: reader.program(program()),
+        reader.generation,
+        reader.counts,
+        reader.stats,
+    ):
         with pytest.raises(StoreError) as caught:
             look()
         assert "\n" not in str(caught.value)

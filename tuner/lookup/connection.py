@@ -34,13 +34,19 @@ def check_file(path: Path) -> bool:
 def check_schema(connection: sqlite3.Connection, where: str) -> int:
     """The schema's number, 0 for an empty database. Raises StoreError on a newer one and on a database that is no store."""
     application_id = connection.execute("PRAGMA application_id").fetchone()[0]
-    schema: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    schema = schema_of(connection)
     if application_id != APPLICATION_ID:
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise StoreError(f"{where} is a SQLite database, but not a store of tuner")
         return 0
     if schema > SCHEMA:
         raise StoreError(f"store {where}: schema {schema} is newer than this version's {SCHEMA}: upgrade tuner")
+    return schema
+
+
+def schema_of(connection: sqlite3.Connection) -> int:
+    """The number that the file says; one older than SCHEMA where nobody has written to the store since an upgrade."""
+    schema: int = connection.execute("PRAGMA user_version").fetchone()[0]
     return schema
 
 

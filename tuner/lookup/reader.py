@@ -17,9 +17,10 @@ from typing import Any
 
 from tuner.answer import Answer, ProgramAnswer
 from tuner.errors import PlanError, StoreError
-from tuner.lookup.connection import open_read_only
+from tuner.lookup.connection import open_read_only, schema_of
 from tuner.lookup.miss import NO_STORE, UNKNOWN_GRAPH, Miss, explain
 from tuner.lookup.quarantine import why_withheld
+from tuner.lookup.stats import stats
 from tuner.lookup.validate import groups_of, validated
 from tuner.plan import Plan
 from tuner.search_spaces.validate import validate_plan
@@ -97,6 +98,11 @@ class StoreReader:
             counts["winners"] = _number(connection, "SELECT count(DISTINCT exact_key) FROM winners")
             return counts | {"generation": _generation(connection)}
 
+    def stats(self) -> dict[str, Any]:
+        """What the store holds, in numbers; see `tuner.lookup.stats.stats`."""
+        with self._transaction() as connection:
+            return stats(connection, self.path)
+
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection | None]:
         end = time.monotonic() + self.timeout_s
@@ -126,7 +132,10 @@ def _winner(connection: sqlite3.Connection, exact_key: str, generation: int) -> 
         answer = _answer(row[:9], generation)
     except (PlanError, ValueError, TypeError, RecursionError) as error:
         return _miss(Miss("invalid_plan", f"the stored winner does not validate: {error}"), generation)
-    verdict = None if answer.plan.is_default else why_withheld(connection, *row[9:], answer.plan.key)
+    graph_key, target_key, toolchain_key = row[9:]
+    if answer.plan.is_default:
+        return "hit", answer
+    verdict = why_withheld(connection, graph_key, target_key, toolchain_key, answer.plan.key)
     if verdict is not None:
         return _miss(Miss("quarantined", f"quarantined: {verdict}"), generation)
     return "hit", answer
@@ -138,7 +147,7 @@ def _miss(miss: Miss, generation: int) -> Found:
 
 def _veto(connection: sqlite3.Connection, query: Query, answer: ProgramAnswer) -> str | None:
     """Why the plans of the answer are not to be used together, in one line."""
-    if not answer.plans_digest or _schema(connection) < 2:
+    if not answer.plans_digest or schema_of(connection) < 2:
         return None
     sql = (
         "SELECT verdict, speedup, speedup_low, speedup_high FROM program_finals WHERE exact_key = ? AND plans = ? "
@@ -207,10 +216,6 @@ def _plans_generation(connection: sqlite3.Connection, query: Query) -> int:
         return 0
     sql = "SELECT coalesce(max(value), 0) FROM meta WHERE name = 'quarantine_generation'"  # not there in schema 1
     return max(generation, _number(connection, sql))
-
-
-def _schema(connection: sqlite3.Connection) -> int:
-    return _number(connection, "PRAGMA user_version")
 
 
 def _generation(connection: sqlite3.Connection) -> int:
