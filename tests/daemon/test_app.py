@@ -34,7 +34,7 @@ def test_the_greeting_gives_protocol_and_capabilities(path, call):
     assert greeting == {
         "protocol": PROTOCOL,
         "version": tuner.__version__,
-        "capabilities": ["lookup", "program", "status"],
+        "capabilities": ["lookup", "program", "status", "jobs", "stats"],
         "store": str(path),
         "pid": os.getpid(),
     }
@@ -88,6 +88,7 @@ def test_the_status_counts_look_ups_by_outcome(path, call):
         "winners": 2,
         "measurements": 1,
         "graphs": 1,
+        "tuning": None,
         "counts": {
             "hit": 5,
             "miss": {"threads": 1, "unknown_graph": 1},

@@ -3,10 +3,15 @@
     GET  /v1/hello     {protocol, version, capabilities, store, pid}
     POST /v1/lookup    a query (tuner.target.Query) -> an answer (tuner.answer.Answer)
     POST /v1/program   a query of kind "program" -> a program answer (tuner.answer.ProgramAnswer)
-    GET  /v1/status    {pid, uptime_s, store, generation, counts, winners, measurements, graphs}
+    GET  /v1/status    {pid, uptime_s, store, generation, counts, winners, measurements, graphs, tuning}
+    GET  /v1/jobs      {jobs, ignored, tuning}: see tuner.daemon.jobs.Job, tuner.daemon.background.Background.status
+    GET  /v1/stats     {counts, jobs, stored}: look-ups since the start, jobs by state, what the store holds
+    POST /v1/miss      a program and its graphs (tuner.workload.miss_report.MissReport) -> {accepted, reason}
+    POST /v1/yield     {pid} of a sweep, which is to go first -> {stopped}: whether a job had to stop for it
 
-Errors are {"error": one line}: 400 for a request that makes no sense, 413 for one that is too large, 503 for a store that cannot
-be read, 500 for a fault of ours. The store is only read, so a sweep may write beside it; every request sees its current state.
+The last two belong to a daemon that tunes. Errors are {"error": one line}: 400 for a request that makes no sense, 409 for what
+this daemon does not do, 413 for one that is too large, 503 for a store that cannot be read or written, 500 for a fault of ours.
+To answer, the store is only read, so a sweep may write beside it; every request sees its current state.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +34,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tuner import __version__
-from tuner.errors import StoreError
+from tuner.answer import ProgramAnswer
+from tuner.daemon.background import Background
+from tuner.daemon.jobs import Jobs, jobs_folder
+from tuner.errors import SpecError, StoreError
 from tuner.lookup.reader import StoreReader
+from tuner.lookup.statistics import store_statistics
 from tuner.settings import PROTOCOL
 from tuner.target import Query
+from tuner.workload.miss_report import REPORT_LIMIT_BYTES, MissReport
 
 log = logging.getLogger("tuner.daemon")
-CAPABILITIES = ("lookup", "program", "status")
+CAPABILITIES = ("lookup", "program", "status", "jobs", "stats")
+TUNING_CAPABILITIES = ("miss", "yield")
 # the largest query is some KB; nobody may fill our memory
 REQUEST_LIMIT = 1024 * 1024
 # how long a request's body may take to arrive, and the store to be read
@@ -52,8 +64,8 @@ class BadRequest(Exception):
         self.status = status
 
 
-def create_app(store_path: Path) -> Starlette:
-    """The application that serves the store at `store_path`, which need not exist yet."""
+def create_app(store_path: Path, background: Background | None = None) -> Starlette:
+    """The application that serves the store at `store_path`, which need not exist yet; `background` tunes what is not in it."""
     started = time.monotonic()
     store = str(store_path.absolute())
     reader = StoreReader(store_path, STORE_TIMEOUT_S)
@@ -63,7 +75,7 @@ def create_app(store_path: Path) -> Starlette:
         return {
             "protocol": PROTOCOL,
             "version": __version__,
-            "capabilities": list(CAPABILITIES),
+            "capabilities": [*CAPABILITIES, *(TUNING_CAPABILITIES if background else ())],
             "store": store,
             "pid": os.getpid(),
         }
@@ -75,7 +87,48 @@ def create_app(store_path: Path) -> Starlette:
         query = await _query(request)
         if query.kind != "program":
             raise BadRequest(f"a query of kind program is asked for here, not {query.kind[:40]!r}")
-        return reader.program(query).to_json()
+        answer = reader.program(query)
+        return replace(answer, wanted=background is not None and wants(background, query, answer)).to_json()
+
+    def wants(tuner: Background, query: Query, answer: ProgramAnswer) -> bool:
+        return not answer.settled and tuner.jobs.wants(query.exact_key, answer.known)
+
+    async def miss(request: Request) -> dict[str, Any]:
+        tuner = _tuner(background)
+        body = await _body(request, REPORT_LIMIT_BYTES)
+        try:
+            # beside the event loop: a large report takes a while to check
+            report, text = await asyncio.to_thread(_checked_report, body)
+        except (ValueError, SpecError) as error:
+            raise BadRequest(f"not a report: {str(error)[:200]}") from error
+        if not wants(tuner, report.program, StoreReader(store_path, STORE_TIMEOUT_S).program(report.program)):
+            return {"accepted": False, "reason": "it is settled, there is a job for it, or there are too many jobs"}
+        tuner.jobs.add(report, text)
+        tuner.wake()
+        return {"accepted": True, "reason": ""}
+
+    async def yield_(request: Request) -> dict[str, Any]:
+        tuner = _tuner(background)
+        pid = (await _json(request)).get("pid")
+        if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
+            raise BadRequest("the process id of a sweep is asked for")
+        return {"stopped": await tuner.yield_to(pid)}
+
+    async def jobs(request: Request) -> dict[str, Any]:
+        known = background.jobs if background else Jobs(jobs_folder(store_path))
+        return {
+            "jobs": [job.to_json() for job in known.all()],
+            "ignored": known.ignored,
+            "tuning": background.status() if background else None,
+        }
+
+    async def stats(request: Request) -> dict[str, Any]:
+        known = background.jobs if background else Jobs(jobs_folder(store_path))
+        stored = await asyncio.to_thread(store_statistics, store_path, STORE_TIMEOUT_S)
+        return {"counts": counts(), "jobs": known.count(), "stored": stored}
+
+    def counts() -> dict[str, Any]:
+        return _outcomes(reader.outcomes) | {"errors": dict(errors)}
 
     async def status(request: Request) -> dict[str, Any]:
         stored = reader.counts()
@@ -85,10 +138,11 @@ def create_app(store_path: Path) -> Starlette:
             "uptime_s": round(time.monotonic() - started, 3),
             "store": store,
             "generation": stored["generation"],
-            "counts": _outcomes(reader.outcomes) | {"errors": dict(errors)},
+            "counts": counts(),
             "winners": stored["winners"],
             "measurements": stored["measurements"],
             "graphs": stored["graphs"],
+            "tuning": background.status() if background else None,
         }
 
     def endpoint(handler: Endpoint) -> Callable[[Request], Awaitable[Response]]:
@@ -98,6 +152,12 @@ def create_app(store_path: Path) -> Starlette:
             except BadRequest as error:
                 errors["bad_request"] += 1
                 return _error(error.status, str(error))
+            except TimeoutError:
+                errors["bad_request"] += 1
+                return _error(408, "the request's body did not arrive in time")
+            except ClientDisconnect:
+                errors["bad_request"] += 1
+                return _error(400, "the client went away")
             except StoreError as error:
                 errors["store_error"] += 1
                 log.warning("%s", error)
@@ -116,6 +176,10 @@ def create_app(store_path: Path) -> Starlette:
             Route(f"{prefix}/lookup", endpoint(lookup), methods=["POST"]),
             Route(f"{prefix}/program", endpoint(program), methods=["POST"]),
             Route(f"{prefix}/status", endpoint(status), methods=["GET"]),
+            Route(f"{prefix}/jobs", endpoint(jobs), methods=["GET"]),
+            Route(f"{prefix}/stats", endpoint(stats), methods=["GET"]),
+            Route(f"{prefix}/miss", endpoint(miss), methods=["POST"]),
+            Route(f"{prefix}/yield", endpoint(yield_), methods=["POST"]),
         ],
         exception_handlers={HTTPException: _http_error},
     )
@@ -128,27 +192,42 @@ def _outcomes(outcomes: Counter[str]) -> dict[str, Any]:
     return {name: outcomes[name] for name in known} | {"miss": misses}
 
 
+def _tuner(background: Background | None) -> Background:
+    if background is None:
+        raise BadRequest("this daemon does not tune", 409)
+    return background
+
+
+def _checked_report(body: bytes) -> tuple[MissReport, str]:
+    """The report and its JSON, which holds nothing that was not checked."""
+    try:
+        report = MissReport.from_json(json.loads(body))
+        return report, json.dumps(report.to_json(), allow_nan=False)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 async def _query(request: Request) -> Query:
     try:
-        body = await asyncio.wait_for(_body(request), BODY_TIMEOUT_S)
-        query = Query.from_json(_object(json.loads(body)))
+        query = Query.from_json(await _json(request))
         # the key hashes all fields: what JSON's canonical form cannot hold (NaN) shows here
         _ = query.exact_key
         return query
-    except TimeoutError:
-        raise BadRequest("the request's body did not arrive in time", 408) from None
-    except ClientDisconnect:
-        raise BadRequest("the client went away") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise BadRequest(f"not a query: {str(error)[:200]}") from error
 
 
-async def _body(request: Request) -> bytes:
+async def _json(request: Request) -> dict[str, Any]:
+    return _object(json.loads(await _body(request, REQUEST_LIMIT)))
+
+
+async def _body(request: Request, limit: int) -> bytes:
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > REQUEST_LIMIT:
-            raise BadRequest(f"a request of more than {REQUEST_LIMIT} bytes", 413)
+    async with asyncio.timeout(BODY_TIMEOUT_S):
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise BadRequest(f"a request of more than {limit} bytes", 413)
     return body
 
 

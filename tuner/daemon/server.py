@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -17,6 +18,8 @@ import uvicorn
 
 from tuner.cache.lock import Lock, LockTaken, take_lock
 from tuner.daemon.app import create_app
+from tuner.daemon.background import Background, TuningSettings
+from tuner.daemon.jobs import Jobs, jobs_folder
 from tuner.errors import DaemonError
 from tuner.lookup.reader import StoreReader
 
@@ -25,30 +28,43 @@ PATH_LIMIT_BYTES = 107 if sys.platform == "linux" else 103
 STOP_S = 2
 
 
-def serve(store: Path, socket_path: Path, announce: Callable[[dict[str, Any]], None]) -> None:
+def serve(
+    store: Path, socket_path: Path, announce: Callable[[dict[str, Any]], None], tuning: TuningSettings | None = None
+) -> None:
     """Serve `store` on `socket_path` until SIGTERM or SIGINT; the socket is removed in the end.
 
-    announce: called once with store, generation, socket and pid, when the socket is there.
+    announce: called once with store, generation, socket and pid, when the socket is there. tuning: how to tune what is reported
+    as unknown; None not to.
 
     Raises DaemonError where the socket is in use or cannot be made, StoreError where the store is there and cannot be read.
     """
     generation = StoreReader(store).generation()
     with _listening(socket_path) as listener:
-        config = uvicorn.Config(
-            create_app(store),
-            http="h11",
-            loop="asyncio",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=STOP_S,
-        )
-        server = uvicorn.Server(config)
-        _stop_on_signals(server)
         announce({"store": str(store.absolute()), "generation": generation, "socket": str(socket_path), "pid": os.getpid()})
-        server.run(sockets=[listener])
+        asyncio.run(_serve(store, listener, tuning))
+
+
+async def _serve(store: Path, listener: socket.socket, tuning: TuningSettings | None) -> None:
+    background = None if tuning is None else Background(tuning, Jobs(jobs_folder(store)))
+    config = uvicorn.Config(
+        create_app(store, background),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=STOP_S,
+    )
+    server = uvicorn.Server(config)
+    _stop_on_signals(server)
+    task = None if background is None else asyncio.create_task(background.run())
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 def _stop_on_signals(server: uvicorn.Server) -> None:

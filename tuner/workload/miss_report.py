@@ -18,9 +18,10 @@ from tuner.target import Query
 from tuner.workload.graph import REBUILDABLE_NAMESPACES, Graph, Node, TensorMeta
 
 # What one report may hold; a program of 2,000 operations is about 1 MB.
-REPORT_LIMIT_BYTES = 8 * 1024 * 1024
+REPORT_LIMIT_BYTES = 4 * 1024 * 1024
 GRAPHS_LIMIT = 16
 NODES_LIMIT = 4000
+THREADS_LIMIT = 4096
 KEY = re.compile(r"[0-9a-f]{64}")
 # from_file maps a file, and can make one: of all ops the only one that reaches out of the process.
 OP = re.compile(
@@ -36,6 +37,11 @@ class MissReport:
 
     program: Query
     graphs: tuple[Graph, ...]
+
+    @property
+    def threads(self) -> int:
+        """Threads that the program was compiled for."""
+        return int(self.program.ambient["threads"])
 
     @property
     def queries(self) -> tuple[Query, ...]:
@@ -75,6 +81,8 @@ def _only(data: Any, names: set[str] | frozenset[str]) -> dict[str, Any]:
 
 def _check_settings(ambient: Mapping[str, Any]) -> None:
     """Settings that are texts may name commands and paths: those are taken over from nobody."""
+    if not isinstance(threads := ambient.get("threads"), int) or not 1 <= threads <= THREADS_LIMIT:
+        raise ValueError("it does not say for how many threads it was compiled")
     settings = ambient.get("inductor", {})
     if not isinstance(settings, Mapping):
         raise ValueError("its settings of Inductor are no object")
