@@ -39,7 +39,6 @@ from tuner.daemon.background import Background
 from tuner.daemon.jobs import Jobs, jobs_folder
 from tuner.errors import SpecError, StoreError
 from tuner.lookup.reader import StoreReader
-from tuner.lookup.statistics import store_statistics
 from tuner.settings import PROTOCOL
 from tuner.target import Query
 from tuner.workload.miss_report import REPORT_LIMIT_BYTES, MissReport
@@ -124,7 +123,7 @@ def create_app(store_path: Path, background: Background | None = None) -> Starle
 
     async def stats(request: Request) -> dict[str, Any]:
         known = background.jobs if background else Jobs(jobs_folder(store_path))
-        stored = await asyncio.to_thread(store_statistics, store_path, STORE_TIMEOUT_S)
+        stored = await asyncio.to_thread(StoreReader(store_path, STORE_TIMEOUT_S).stats)
         return {"counts": counts(), "jobs": known.count(), "stored": stored}
 
     def counts() -> dict[str, Any]:

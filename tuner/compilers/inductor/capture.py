@@ -62,6 +62,35 @@ def _native_form(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> _Native |
     return found[0] if found else None
 
 
+def graph_forms(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any]) -> list[Graph]:
+    """The graphs that Inductor would be given under `patches`, nothing seen of their inputs; compiles nothing, asks no cache.
+
+    For use in a back end. Raises UnsupportedGraph, naming the node, for what our form cannot hold.
+    """
+    graphs: list[Graph] = []
+
+    def record(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
+        graphs.append(_form(made, native, kwargs))
+        raise _Stop
+
+    with functorch_config.patch(enable_autograd_cache=False), inductor_config.patch({**patches, "fx_graph_cache": False}):
+        native = _native_form(gm, example_inputs)
+        try:
+            compile_fx(copied(gm), example_inputs, inner_compile=record, config_patches=patches)
+        except Exception as error:
+            if own := find_cause(error, UnsupportedGraph):
+                raise own from error
+            if not find_cause(error, _Stop):
+                raise
+    return graphs
+
+
+def _form(made: fx.GraphModule, native: _Native | None, kwargs: dict[str, Any]) -> Graph:
+    """The form of a graph that Inductor's inner step is given with `kwargs`."""
+    graph = from_fx(made, static_inputs=sorted(kwargs.get("static_input_idxs", ())))
+    return replace(graph, native_form=native.form if native and native.key == graph.key else None)
+
+
 def _recorder(programs: list[Program]) -> Callable[..., Any]:
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         if is_training(example_inputs):
@@ -72,8 +101,7 @@ def _recorder(programs: list[Program]) -> Callable[..., Any]:
 
         def record(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
             place, static = len(program.graphs), frozenset(kwargs.get("static_input_idxs", ()))
-            graph = from_fx(made, static_inputs=sorted(static))
-            program.graphs.append(replace(graph, native_form=native.form if native and native.key == graph.key else None))
+            program.graphs.append(_form(made, native, kwargs))
 
             def run(inputs: list[Any]) -> Any:
                 seen = tuple(seen_in(value, parameter=i in static) for i, value in enumerate(inputs))
