@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.answer import Answer, ProgramAnswer
 from tuner.cli.output import (
     SHORT_KEY,
     graphs_of,
@@ -23,7 +24,12 @@ from tuner.cli.output import (
     workload_json,
 )
 from tuner.errors import StoreError
+from tuner.plan import Plan
 from tuner.settings import default_socket
+
+if TYPE_CHECKING:
+    from tuner.lookup.client import Client
+    from tuner.search.workloads import Resolved
 
 Forms = Callable[[str], dict[str, Any] | None]
 Find = Callable[[str], list[str]]
@@ -48,9 +54,10 @@ def lookup(spec: str, threads: int | None, store: Path | None, as_json: bool) ->
     with stored_graphs(settings.store) as (forms, find):
         resolved = graphs_of(spec, threads, forms, find)
     client = Client(settings)
+    programs: dict[str, ProgramAnswer] = {}
     found = []
     for place, workload in enumerate(resolved, start=1):
-        answer = client.lookup(workload.query)
+        answer = as_compiled(client, workload, programs)
         named = workload_json(workload.query, workload.spec, workload.program_key)
         found.append({**named, **answer.to_json(), "source": client.source})
         if not as_json:
@@ -71,6 +78,19 @@ def lookup(spec: str, threads: int | None, store: Path | None, as_json: bool) ->
             )
     if as_json:
         print_json(found)
+
+
+def as_compiled(client: Client, workload: Resolved, programs: dict[str, ProgramAnswer]) -> Answer:
+    """The answer that a compile of the workload's program gets for it; programs: those asked for already, by exact-match key."""
+    program = workload.program_query
+    if program is not None:
+        if program.exact_key not in programs:
+            programs[program.exact_key] = client.program(program)
+        known = programs[program.exact_key]
+        if known.known:
+            nameless = Answer(Plan(), "default", known.generation, "the program's record does not name this graph")
+            return known.answers.get(workload.query.exact_key, nameless)
+    return client.lookup(workload.query)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,28 +25,46 @@ from tuner.cli.output import (
     winner_json,
     workload_json,
 )
+from tuner.cli.show_trials import (
+    conditions_of,
+    describe_conditions,
+    list_quarantine,
+    print_tracebacks,
+    trial_json,
+    verdict_of,
+)
 from tuner.errors import SpecError
-from tuner.measurement import STATUSES, Measurement, Winner
+from tuner.measurement import STATUSES, Measurement, ProgramFinal, Winner
 from tuner.plan import describe_groups
+from tuner.target import Query
 from tuner.workload.graph import is_stored_key
 
 if TYPE_CHECKING:
     from tuner.cache.contract import Store
+    from tuner.lookup.reader import StoreReader
 
 
 @click.command(short_help="List the winners of a store, or explain one.")
 @click.argument("spec_or_key", required=False)
+@click.option("--quarantined", is_flag=True, help="List the candidates that are not tried or served again, and why.")
+@click.option("--verbose", "-v", is_flag=True, help="Also show the traceback of what failed.")
 @store_option
 @json_option
-def show(spec_or_key: str | None, store: Path | None, as_json: bool) -> None:
+def show(spec_or_key: str | None, quarantined: bool, verbose: bool, store: Path | None, as_json: bool) -> None:
     """List the winners of a store; with a SPEC or a workload key (6 hex digits or more), show how each was measured."""
     from tuner.cache.sqlite import SqliteStore
+    from tuner.lookup.reader import StoreReader
 
-    with SqliteStore(settings_for(store).store, read_only=True) as opened:
-        if spec_or_key is None:
+    path = settings_for(store).store
+    with SqliteStore(path, read_only=True) as opened:
+        keys = None if spec_or_key is None else workload_keys(opened, spec_or_key)
+        if quarantined:
+            trials = [trial for trial in opened.quarantine() if keys is None or trial.query.workload_key in keys]
+            list_quarantine(trials, partial(spec_of, opened), as_json, verbose)
+        elif keys is None:
             list_winners(opened, as_json)
         else:
-            explain_workloads(opened, workload_keys(opened, spec_or_key), as_json)
+            explain_workloads(opened, StoreReader(path), keys, as_json, verbose)
 
 
 def list_winners(store: Store, as_json: bool) -> None:
@@ -85,7 +105,7 @@ def workload_keys(store: Store, spec_or_key: str) -> list[str]:
     return list(dict.fromkeys(workload.query.workload_key for workload in resolved))
 
 
-def explain_workloads(store: Store, keys: Sequence[str], as_json: bool) -> None:
+def explain_workloads(store: Store, reader: StoreReader, keys: Sequence[str], as_json: bool, verbose: bool) -> None:
     """All that is known of each workload, one block for each target, toolchain and setting."""
     found = []
     for key in keys:
@@ -94,70 +114,137 @@ def explain_workloads(store: Store, keys: Sequence[str], as_json: bool) -> None:
             click.echo(f"nothing measured for workload {key[:SHORT_KEY]}")
         for exact_key in exact_keys:
             latest, trials = store.winner(exact_key), store.measurements(exact_key)
+            if latest is None and not trials:
+                continue
+            known = Known.of(store, reader, latest, trials)
             if as_json:
-                found.append(details(store, latest, trials))
+                found.append(details(store, known))
             else:
-                print_details(store, latest, trials)
+                print_details(store, known, verbose)
     if as_json:
-        print_json([one for one in found if one])
+        print_json(found)
 
 
 def summary(spec: str | None, winner: Winner, generation: int) -> dict[str, Any]:
     return {**workload_json(winner.query, spec, winner.program_key), **winner_json(winner, generation)}
 
 
-def details(store: Store, latest: tuple[Winner, int] | None, trials: Sequence[Measurement]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Known:
+    """What the store knows of one exact match.
+
+    latest: its winner and generation. finals: the latest of each of its programs. withheld: why the plan that won is not served,
+    or empty.
+    """
+
+    query: Query
+    latest: tuple[Winner, int] | None
+    trials: Sequence[Measurement]
+    quarantined: Sequence[Measurement]
+    finals: Sequence[ProgramFinal]
+    withheld: str
+
+    @staticmethod
+    def of(store: Store, reader: StoreReader, latest: tuple[Winner, int] | None, trials: Sequence[Measurement]) -> Known:
+        query = latest[0].query if latest else trials[0].query
+        programs = [one.exact_key for one in store.programs_of(query.workload_key) if one.graph_exact_key == query.exact_key]
+        finals = [found[0] for program in dict.fromkeys(programs) if (found := store.program_final(program)) is not None]
+        withheld = ""
+        if latest and latest[0].kind == "plan":
+            answers = [reader.answer(query), *(reader.program(final.query).answers.get(query.exact_key) for final in finals)]
+            withheld = next((answer.reason for answer in answers if answer and answer.plan.is_default), "")
+        return Known(query, latest, trials, list(store.quarantined(query).values()), finals, withheld)
+
+    @property
+    def last(self) -> Winner | Measurement:
+        return self.latest[0] if self.latest else self.trials[0]
+
+    @property
+    def finalists(self) -> Sequence[Measurement]:
+        """The trials of the final, or all where none was held."""
+        return [trial for trial in self.trials if trial.stage == "final"] or self.trials
+
+
+def details(store: Store, known: Known) -> dict[str, Any]:
     """The JSON of one exact match; `winner` is null where no sweep has come to an end."""
-    query = latest[0].query if latest else trials[0].query if trials else None
-    if query is None:
-        return {}
-    if latest:
-        winner = latest[0]
-        head = summary(spec_of(store, winner), *latest) | {
+    query, trials, spec = known.query, known.trials, spec_of(store, known.last)
+    if known.latest:
+        winner = known.latest[0]
+        head = summary(spec, *known.latest) | {
             "policy": winner.policy.fields(),
             "evidence": dict(winner.evidence),
             "provenance": dict(winner.provenance),
         }
     else:
-        head = {**workload_json(query, spec_of(store, trials[0]), trials[0].program_key), "winner": None}
+        head = {**workload_json(query, spec, known.last.program_key), "winner": None}
     return head | {
+        "withheld": known.withheld or None,
+        "programs": [program_json(final) for final in known.finals],
         "toolchain": dict(query.toolchain),
         "ambient": dict(query.ambient),
+        "conditions": conditions_of(known.finalists),
         "candidates_measured": len({trial.plan for trial in trials if trial.status == "ok"}),
         "candidates_failed": failed(trials),
+        "quarantined": [trial_json(trial, spec) for trial in known.quarantined],
         "trials": dict(Counter(trial.status for trial in trials)),
     }
 
 
-def print_details(store: Store, latest: tuple[Winner, int] | None, trials: Sequence[Measurement]) -> None:
-    one = details(store, latest, trials)
-    if not one:
-        return
+def program_json(final: ProgramFinal) -> dict[str, Any]:
+    """What the final of a whole callable said."""
+    return {
+        "program_key": final.query.workload_key,
+        "verdict": final.verdict,
+        "default_ms": final.default_ms,
+        "planned_ms": final.planned_ms,
+        "speedup": final.speedup,
+        "speedup_low": final.speedup_low,
+        "speedup_high": final.speedup_high,
+        "policy": final.policy.fields(),
+        "evidence": dict(final.evidence),
+        "provenance": dict(final.provenance),
+    }
+
+
+def print_details(store: Store, known: Known, verbose: bool) -> None:
+    query, last = known.query, known.last
     lines = [
-        ("target", one["target"]),
-        ("toolchain", named(one["toolchain"])),
-        ("ambient", named(one["ambient"])),
-        ("program", (one["program_key"] or "")[:SHORT_KEY]),
+        ("target", query.target_name),
+        ("toolchain", named(query.toolchain)),
+        ("ambient", named(query.ambient)),
+        ("program", (last.program_key or "")[:SHORT_KEY]),
+        *(winner_lines(*known.latest, known) if known.latest else [("winner", "none yet: no sweep of it has come to an end")]),
+        ("not served", known.withheld),
+        *(("whole", whole(final)) for final in known.finals),
+        ("conditions", describe_conditions(known.finalists)),
     ]
-    if latest:
-        winner, generation = latest
-        plan = winner.kind == "plan"
-        lines += [
-            ("winner", f"plan: {winner.plan.describe()}" if plan else "default, settled"),
-            ("groups", describe_groups(winner.groups) if winner.groups else ""),
-            ("speed-up", speedup(winner.speedup, winner.speedup_low, winner.speedup_high) if plan else ""),
-            ("time", f"{winner.winner_ms:.4g} ms, default {winner.default_ms:.4g} ms" if plan else f"{winner.default_ms:.4g} ms"),
-            ("measured", winner.policy.describe()),
-            ("samples", final_samples(winner, trials)),
-            ("effort", f"{winner.effort}, space {winner.space_version}, generation {generation}"),
-            ("evidence", named(winner.evidence)),
-            ("provenance", named(winner.provenance)),
-        ]
-    else:
-        lines.append(("winner", "none yet: no sweep of it has come to an end"))
-    counts = Counter(trial.status for trial in trials)
+    counts = Counter(trial.status for trial in known.trials)
     lines.append(("trials", ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status]) or "none"))
-    print_block(f"{one['spec'] or 'workload'}  {one['workload_key'][:SHORT_KEY]}", lines)
+    lines += [("quarantined", f"{trial.plan.describe()}: {verdict_of(trial)}") for trial in known.quarantined]
+    print_block(f"{spec_of(store, last) or 'workload'}  {query.workload_key[:SHORT_KEY]}", lines)
+    if verbose:
+        print_tracebacks(known.trials)
+
+
+def winner_lines(winner: Winner, generation: int, known: Known) -> list[tuple[str, str]]:
+    plan = winner.kind == "plan"
+    return [
+        ("winner", f"plan: {winner.plan.describe()}" if plan else "default, settled"),
+        ("groups", describe_groups(winner.groups) if winner.groups else ""),
+        ("speed-up", speedup(winner.speedup, winner.speedup_low, winner.speedup_high) if plan else ""),
+        ("time", f"{winner.winner_ms:.4g} ms, default {winner.default_ms:.4g} ms" if plan else f"{winner.default_ms:.4g} ms"),
+        ("measured", winner.policy.describe()),
+        ("samples", final_samples(winner, known.trials)),
+        ("effort", f"{winner.effort}, space {winner.space_version}, generation {generation}"),
+        ("evidence", named(winner.evidence)),
+        ("provenance", named(winner.provenance)),
+    ]
+
+
+def whole(final: ProgramFinal) -> str:
+    """The whole callable of a program, in one line."""
+    measured = speedup(final.speedup, final.speedup_low, final.speedup_high)
+    return f"{final.verdict} for program {final.query.workload_key[:SHORT_KEY]}: {measured}"
 
 
 def final_samples(winner: Winner, trials: Sequence[Measurement]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from stored import NATIVE, program, query, winner
+from stored import NATIVE, program, program_final, query, winner
 
 from tuner.cache.sqlite import SqliteStore
 from tuner.cli.main import main
@@ -123,6 +123,18 @@ def test_the_answers_as_json_use_the_words_of_the_interface(folder, resolved):
     assert (second["winner"], second["plan"], second["tier"], second["speedup"]) == ("default", None, "default", 1.0)
 
 
+def test_a_program_that_is_known_is_answered_as_a_compile_of_it_is(folder, resolved):
+    with SqliteStore(folder / "store.db") as store:
+        store.add_program(program(), [query("a"), query("c")], "m.py:f")
+    first, second = json.loads(run("lookup", "m.py:f", "--json").output)
+    assert (first["winner"], second["reason"]) == ("plan", "the program's record does not name this graph")
+    with SqliteStore(folder / "store.db") as store:
+        store.record_program_final(program_final(winner(query("a"))))
+    first, _ = json.loads(run("lookup", "m.py:f", "--json").output)
+    assert (first["winner"], first["plan"], first["tier"]) == ("default", None, "exact")
+    assert first["reason"] == "vetoed for this program: the whole callable measured 0.93x (0.91 to 0.95)"
+
+
 def test_a_miss_by_thread_count_says_so_and_is_no_error(folder, resolved):
     result = run("lookup", "m.py:f", "--threads", "2")
     assert result.exit_code == 0
@@ -159,14 +171,14 @@ def test_with_a_daemon_the_answers_come_from_it_and_it_counts_them(folder, resol
             "stored 1 winners, 0 measurements, 0 graphs",
             "look-ups 1 hits, 1 misses",
             "misses 1 unknown graph",
-            "programs 0 known, 0 unknown",
+            "programs 0 known, 1 unknown",
         ]
         status = json.loads(run("status", "--json").output)
         assert status["counts"] == {
             "hit": 1,
             "miss": {"unknown_graph": 1},
             "program_hit": 0,
-            "program_miss": 0,
+            "program_miss": 1,
             "errors": {},
         }
 

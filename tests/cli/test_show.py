@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
-from stored import KNOB, NATIVE, SPLIT, measurement, program, query, settled, winner
+from stored import KNOB, NATIVE, POLICY, SPLIT, failed, measurement, program, program_final, query, settled, winner
 
 from tuner.cache.sqlite import SqliteStore
 from tuner.cli.main import main
@@ -86,7 +87,7 @@ def test_a_winner_is_explained_by_the_start_of_its_key(path):
     assert lines["groups"] == "groups {0 1}{2}"
     assert lines["speed-up"] == "2.000x (1.900 to 2.100)"
     assert lines["time"] == "1 ms, default 2 ms"
-    assert lines["measured"] == "median of interleaved samples, thread clock, 1 thread, warm cache, eager"
+    assert lines["measured"] == POLICY.describe()
     assert lines["samples"] == "6 in 3 processes"
     assert lines["provenance"] == "date 2026-01-01, host h1"
     assert lines["trials"] == "4 ok, 1 wrong, 1 timeout"
@@ -97,7 +98,7 @@ def test_the_explanation_as_json_counts_candidates(path):
     assert one["candidates_measured"] == 2
     assert one["candidates_failed"] == {"timeout": 1, "wrong": 1}
     assert one["trials"] == {"ok": 4, "timeout": 1, "wrong": 1}
-    assert one["policy"] == {"clock": "thread", "threads": 1, "mode": "eager", "cache": "warm", "statistic": "median"}
+    assert one["policy"] == POLICY.fields()
     assert (one["toolchain"]["torch"], one["ambient"]) == ("2.13.0", {"threads": 1})
     assert one["provenance"] == {"host": "h1", "date": "2026-01-01"}
 
@@ -146,6 +147,97 @@ def test_a_key_that_names_nothing_or_too_much_is_exit_code_3(path):
         store.add_graph(A[:20] + "0" * 44, {})
     result = show(path, A[:6])
     assert (result.exit_code, result.stderr) == (3, f"Error: 2 workloads have a key that starts with {A[:6]}: give more digits\n")
+
+
+def test_candidates_in_quarantine_are_shown_with_their_verdict_and_on_request_with_the_traceback(path):
+    told = "RuntimeError: no\n  second line"
+    with SqliteStore(path) as store:
+        verdict = failed("crash", Plan(config=(("realize_reads_threshold", 3),)), message=told)
+        store.add_measurement(replace(verdict, provenance={"traceback": "Traceback:\n  at home", "date": "2026-01-02"}))
+    lines = [" ".join(line.split()) for line in show(path, A[:6]).output.splitlines()]
+    assert [line for line in lines if line.startswith("quarantined")] == [
+        "quarantined realize_reads_threshold=2: timeout",
+        f"quarantined {SPLIT.describe()}: wrong",
+        "quarantined realize_reads_threshold=3: crash (RuntimeError: no)",
+    ]
+    assert "at home" not in "\n".join(lines)
+    assert show(path, A[:6], "--verbose").output.endswith("\nrealize_reads_threshold=3: crash\n  Traceback:\n    at home\n")
+    (one,) = json.loads(show(path, A[:6], "--json").output)
+    last = one["quarantined"][-1]
+    assert (last["status"], last["reason"], last["message"]) == ("crash", "crash (RuntimeError: no)", told)
+    assert (last["traceback"], last["date"]) == ("Traceback:\n  at home", "2026-01-02")
+    assert (last["spec"], last["workload_key"], last["plan"]["config"]) == ("m.py:f", A, {"realize_reads_threshold": 3})
+
+
+def test_the_quarantine_of_the_whole_store_is_listed(path):
+    with SqliteStore(path) as store:
+        store.add_measurement(replace(failed("crash", asked=query("b")), provenance={"traceback": "here"}))
+        store.add_measurement(measurement(plan=KNOB))
+    output = show(path, "--quarantined").output
+    assert [line.split() for line in output.splitlines()] == [
+        ["workload", "target", "spec", "verdict", "plan"],
+        [A[:12], "cpu/x86_64-avx2/2", "m.py:f", "wrong", *SPLIT.describe().split()],
+        [B[:12], "cpu/x86_64-avx2/2", "m.py:f", "crash", "native", "aten.gelu"],
+    ]
+    assert [one["workload_key"] for one in json.loads(show(path, "--quarantined", "--json").output)] == [A, B]
+    assert [one["workload_key"] for one in json.loads(show(path, B[:6], "--quarantined", "--json").output)] == [B]
+    assert show(path, "--quarantined", "--verbose").output == output + "\nnative aten.gelu: crash\n  here\n"
+
+
+def test_an_empty_quarantine_says_so(tmp_path):
+    path = tmp_path / "store.db"
+    SqliteStore(path).close()
+    assert show(path, "--quarantined").output == "no candidate is in quarantine\n"
+    assert json.loads(show(path, "--quarantined", "--json").output) == []
+
+
+def test_a_winner_that_is_not_served_says_why(path):
+    with SqliteStore(path) as store:
+        store.add_measurement(failed("wrong", error=3.0))
+    assert "not served   quarantined: wrong (3 times the tolerance)\n" in show(path, A[:6]).output
+    (one,) = json.loads(show(path, A[:6], "--json").output)
+    assert (one["winner"], one["withheld"]) == ("plan", "quarantined: wrong (3 times the tolerance)")
+
+
+def test_the_final_of_the_whole_program_is_shown_and_the_veto_while_it_holds(path):
+    with SqliteStore(path) as store:
+        store.record_program_final(program_final(winner(query("a"))))
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in show(path, A[:6]).output.splitlines()}
+    assert lines["whole"] == f"vetoed for program {program().workload_key[:12]}: 0.930x (0.910 to 0.950)"
+    assert lines["not"] == "served vetoed for this program: the whole callable measured 0.93x (0.91 to 0.95)"
+    (one,) = json.loads(show(path, A[:6], "--json").output)
+    assert (one["programs"][0]["verdict"], one["programs"][0]["speedup_high"]) == ("vetoed", 0.95)
+    assert one["programs"][0]["program_key"] == program().workload_key
+    with SqliteStore(path) as store:
+        store.record_winner(winner(query("a"), Plan(config=(("realize_reads_threshold", 3),))))
+    (one,) = json.loads(show(path, A[:6], "--json").output)
+    assert (one["withheld"], one["programs"][0]["verdict"]) == (None, "vetoed")
+
+
+def test_the_conditions_of_the_final_are_summed_up(path):
+    gpu = {"sm_mhz": 1980.0, "other_processes": 0, "memory_mhz": 2600.0}
+    read = {"other_cores": 0.125, "stolen_cores": 0.0, "mhz": [2100.0, 2899.6], "load_1m": None, "gpu": [gpu, gpu], "attempts": 1}
+    noisy = {**read, "other_cores": 9.0}
+    with SqliteStore(path) as store:
+        store.add_measurement(measurement(query("b"), provenance={"conditions": noisy}))
+        for other_cores in (0.125, 0.5):
+            conditions = {**read, "other_cores": other_cores}
+            store.add_measurement(measurement(query("b"), stage="final", provenance={"conditions": conditions}))
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in show(path, B[:6]).output.splitlines()}
+    assert lines["conditions"] == (
+        "0.125 to 0.5 cores' worth used by others, 0 kept back by the hypervisor, 2100 to 2900 MHz, GPU 1980 MHz, "
+        "0 other processes on the GPU"
+    )
+    (one,) = json.loads(show(path, B[:6], "--json").output)
+    assert (one["conditions"]["other_cores"], one["conditions"]["gpu_mhz"]) == ([0.125, 0.5], [1980.0, 1980.0])
+
+
+def test_conditions_that_nobody_read_or_wrote_otherwise_are_left_out(path):
+    assert "conditions" not in show(path, A[:6]).output
+    with SqliteStore(path) as store:
+        for odd in ("quiet", {"mhz": "fast", "gpu": None, "other_cores": [1]}):
+            store.add_measurement(measurement(query("b"), provenance={"conditions": odd}))
+    assert "conditions" not in show(path, B[:6]).output
 
 
 def test_an_empty_store_says_how_to_fill_it(tmp_path):
