@@ -123,6 +123,9 @@ class ProgramAnswer:
 
 
 def digest_of_plans(plans: Mapping[str, tuple[Plan, Groups | None]]) -> str:
-    """Which plans, with their realised groups, are in force for which graph, by exact-match key; empty where all are default."""
+    """Which plans, with their realised groups, are in force for which graph, by exact-match key.
+
+    Empty where all are default. Groups are in canonical order, as the store gives them.
+    """
     chosen = {key: [plan.key, groups] for key, (plan, groups) in plans.items() if not plan.is_default}
     return digest("plans", chosen) if chosen else ""
