@@ -117,7 +117,7 @@ class Jobs:
         return next((job for job in self.all() if job.state == "queued" and job.not_before <= now), None)
 
     def wants(self, exact_key: str, known: bool) -> bool:
-        """Whether a report of this program would become a job: one that was tuned is not wanted again while the store knows it."""
+        """Whether a report of this program would become a job; one that was tuned is not wanted again while the store has it."""
         job = self._jobs.get(exact_key)
         waiting = sum(job.state not in ENDED for job in self._jobs.values())
         return (job is None or (job.state == "done" and not known)) and waiting < QUEUE_LIMIT

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.canonical import differing_fields, named_fields
-from tuner.errors import SpecError, StoreError, TunerError, UnsupportedGraph, one_line
+from tuner.errors import DeviceBusy, SpecError, StoreError, TunerError, UnsupportedGraph, WorkerError, one_line
 from tuner.target import Query
 from tuner.workers.guard import fork_guarded
 from tuner.workload.miss_report import MissReport
@@ -66,6 +66,8 @@ def tune(store: Path, report: Path, effort: str, when_busy: str, tell: Tell) -> 
         return "refused", str(error)
     except StoreError as error:
         return "store", str(error)
+    except DeviceBusy as error:
+        return "busy", str(error)
     except (SpecError, ValueError) as error:
         return "refused", f"the report cannot be used: {error}"
     except (TunerError, OSError) as error:
@@ -103,8 +105,12 @@ def _sweep(miss: MissReport, store: Path, effort: Effort, tell: Tell) -> tuple[s
     spec = f"program {miss.program.workload_key[:12]}"
     workloads = [Resolved(spec, graph, query, miss.program) for graph, query in zip(miss.graphs, miss.queries, strict=True)]
     sweep = plan_sweep(workloads, effort, lambda: _tell_progress(sweep, tell))
+
+    def wait(for_what: str) -> None:
+        tell({"phase": for_what, "best": 1.0})
+
     with SqliteStore(store) as opened:
-        run_sweep(sweep, opened, Policy.for_cpu(miss.threads), effort, again=False)
+        run_sweep(sweep, opened, Policy.for_cpu(miss.threads), effort, again=False, wait=wait)
     return _ending(sweep)
 
 
@@ -116,15 +122,15 @@ def _tell_progress(sweep: Sweep, tell: Tell) -> None:
 
 
 def _ending(sweep: Sweep) -> tuple[str, str]:
-    failed = [outcome for outcome in sweep.outcomes if outcome.error]
-    if not failed:
-        won = sum(outcome.winner is not None and outcome.winner.kind == "plan" for outcome in sweep.outcomes)
-        return "done", f"{won} of {len(sweep.outcomes)} graphs have a plan that beats the default"
-    first = failed[0]
-    reason = first.error or ""
-    if getattr(first, "busy", False):
-        return "busy", reason
-    return ("failed" if first.worker_failed else "refused"), reason
+    errors = [outcome.error for outcome in sweep.outcomes if outcome.error is not None]
+    won = sum(outcome.winner is not None and outcome.winner.kind == "plan" for outcome in sweep.outcomes)
+    for kind, ended in ((DeviceBusy, "busy"), (WorkerError, "failed")):
+        if found := [error for error in errors if isinstance(error, kind)]:
+            return ended, str(found[0])
+    if len(errors) == len(sweep.outcomes):
+        return "refused", str(errors[0])
+    told = f"{won} of {len(sweep.outcomes)} graphs have a plan that beats the default"
+    return "done", f"{told}; {len(errors)} cannot be tuned: {errors[0]}" if errors else told
 
 
 if __name__ == "__main__":

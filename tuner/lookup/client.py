@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -17,10 +18,13 @@ from tuner.lookup.validate import validated
 from tuner.plan import Plan
 from tuner.settings import PROTOCOL, Settings
 from tuner.target import Query
+from tuner.workload.miss_report import REPORT_LIMIT_BYTES, MissReport
 
 log = logging.getLogger("tuner")
 Source = Literal["daemon", "store", "none"]
 Reply = TypeVar("Reply", Answer, ProgramAnswer)
+# Seconds that a daemon may take to check and keep a report.
+REPORT_TIMEOUT_S = 1.0
 
 
 _warned = threading.Event()
@@ -39,7 +43,7 @@ class Client:
     store itself from then on. When `settings.deadline_ms` is used up, all look-ups together, every answer is the default at once.
 
     counts: how look-ups ended, one of "hit", "miss" (an answer of tier default), "program_hit", "program_miss" for each; and what
-    happened on the way: "disabled", "deadline", "daemon_error", "socket_ignored", "store_error", "invalid_plan".
+    happened on the way: "disabled", "deadline", "daemon_error", "socket_ignored", "store_error", "invalid_plan", "report_error".
     source: where the last answer came from. warnings: what went wrong, the first of each kind.
     """
 
@@ -49,7 +53,7 @@ class Client:
         self.source: Source = "none"
         self.warnings: dict[str, str] = {}
         self.spent_s = 0.0
-        self._ask_daemon = True
+        self._ask_daemon = self._may_report = True
         self._lock = threading.Lock()
 
     def lookup(self, query: Query) -> Answer:
@@ -71,6 +75,25 @@ class Client:
         )
         self._count("program_hit" if answer.known else "program_miss")
         return answer
+
+    def report(self, report: MissReport) -> str:
+        """Gives the daemon a program that it wants; why it did not take it, "" where it did. Never raises.
+
+        After a failure, nothing more is reported in this process.
+        """
+        if not self._may_report:
+            return "report error before"
+        # The border: the program is compiled, whatever a daemon does.
+        try:
+            text = json.dumps(report.to_json()).encode()
+            if len(text) > REPORT_LIMIT_BYTES:
+                return "too large"
+            answer = request(self.settings.socket, "POST", f"/v{PROTOCOL}/miss", text, REPORT_TIMEOUT_S)
+            return "" if answer["accepted"] is True else "not wanted any more"
+        except Exception as error:
+            self._may_report = False
+            self._trouble("report_error", f"cannot report a program to the daemon ({_line(error)})")
+            return "report error"
 
     def _ask(
         self,

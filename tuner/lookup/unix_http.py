@@ -33,7 +33,7 @@ def socket_trouble(path: Path) -> str | None:
 
 
 def request(path: Path, method: str, target: str, body: Any = None, timeout_s: float = 5.0) -> Any:
-    """The JSON value that the daemon at the socket `path` answers with status 200.
+    """The JSON value that the daemon at the socket `path` answers with status 200; a body that is bytes is JSON already.
 
     Raises DaemonError on any other status, with the daemon's own words, and on what does not look like our protocol; OSError
     (TimeoutError included) where it does not answer in `timeout_s` seconds, counted from the call to the last byte.
@@ -41,7 +41,7 @@ def request(path: Path, method: str, target: str, body: Any = None, timeout_s: f
     end = time.monotonic() + timeout_s
     connection = _Connection(path, end)
     try:
-        data = None if body is None else json.dumps(body).encode()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         connection.request(method, target, data, {"Content-Type": "application/json", "Connection": "close"})
         response = connection.getresponse()
         payload = response.read(RESPONSE_LIMIT + 1)

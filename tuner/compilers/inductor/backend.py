@@ -14,6 +14,7 @@ from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
 from tuner.compilers.inductor.hooks import InductorChoices, V, compile_fx, compiler_config, inductor_config, missing_hooks
 from tuner.compilers.inductor.pinned import NotPinned, Pinned
 from tuner.compilers.inductor.program import copied, is_training, program_key
+from tuner.compilers.inductor.report import reporting
 from tuner.errors import UnsupportedGraph, find_cause
 from tuner.lookup.client import Client
 from tuner.settings import Settings
@@ -34,7 +35,7 @@ def compile_program(gm: fx.GraphModule, example_inputs: Sequence[Any], mode: str
     # The client's border: what fails here on our account must not fail the user's build.
     try:
         pinned = _pin(gm, example_inputs, patches)
-        untouched = copied(gm) if pinned is not None and pinned.may_fail else None
+        untouched = copied(gm) if pinned is not None and (pinned.may_fail or pinned.answer.wanted) else None
     except UnsupportedGraph as error:
         events.count(f"default: {error.reason}")
         return by_default(gm, example_inputs)
@@ -44,15 +45,18 @@ def compile_program(gm: fx.GraphModule, example_inputs: Sequence[Any], mode: str
     if pinned is None:
         return by_default(gm, example_inputs)
     try:
-        return pinned.compile(gm, example_inputs, patches)
+        compiled = pinned.compile(gm, example_inputs, patches)
     except Exception as error:
-        if untouched is None:
+        if untouched is None or not pinned.may_fail:
             raise
         if find_cause(error, NotPinned):
             events.count("default: not pinned")
         else:
             events.swallowed("plan error", error)
-        return by_default(untouched, example_inputs)
+        compiled = by_default(copied(untouched), example_inputs)
+    if untouched is None or not pinned.answer.wanted:
+        return compiled
+    return reporting(compiled, untouched, example_inputs, patches, pinned)
 
 
 def _pin(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any]) -> Pinned | None:

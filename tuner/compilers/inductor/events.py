@@ -44,7 +44,10 @@ def record(served: Served) -> None:
 
 
 def count(outcome: str) -> None:
-    """Counts an outcome: "program" for each program asked for, "default: <reason>" where it was compiled by default."""
+    """Counts an outcome: "program" for each program asked for, "default: <reason>" where it was compiled by default.
+
+    "miss reported", "miss not reported: <reason>": whether a daemon that wanted an unknown program was given it.
+    """
     with _lock:
         _counts[outcome] += 1
 

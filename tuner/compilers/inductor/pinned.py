@@ -51,6 +51,11 @@ class Pinned:
         self.door, self.source, self.user_tag = door, source, user_tag
         self.read_back = door.settings.read_back
 
+    @property
+    def query(self) -> Query:
+        """The query of the program."""
+        return Query("program", self.key, *self.where)
+
     @cached_property
     def tag(self) -> str:
         """Addition to the compile caches' key: the user's, and the plans in use with the version of how they are applied."""

@@ -1,0 +1,118 @@
+"""Giving a daemon that wants it the program that it did not know: its graphs, and what its first call saw in their inputs.
+
+The default was compiled before, as if nobody had asked. What a parameter holds is never told, of an input no more than a sweep
+keeps of it (`tuner.workload.fx.seen_in`).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import fx
+
+from tuner.compilers.inductor import events
+from tuner.compilers.inductor.capture import graph_forms, with_data
+from tuner.compilers.inductor.pinned import Pinned
+from tuner.errors import UnsupportedGraph, one_line
+from tuner.lookup.client import warn_once
+from tuner.workload.fx import UNSEEN, seen_in, tensor_meta
+from tuner.workload.graph import Graph, InputData
+from tuner.workload.miss_report import NODES_LIMIT, MissReport
+
+# Seconds that a process may spend on reports, all together: two traces of each program, a look at its inputs, and the sending.
+BUDGET_S = 10.0
+# Elements of an input that are looked at; of a parameter fewer are enough to tell how its values are spread.
+INPUT_ELEMENTS, PARAMETER_ELEMENTS = 1 << 22, 1 << 16
+
+_spent_s = 0.0
+_lock = threading.Lock()
+
+
+def reporting(compiled: Any, gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any], pinned: Pinned) -> Any:
+    """`compiled`, made to report its program at its first call; after that it costs a look at an empty list.
+
+    gm: a copy of the program's graph, as the back end was given it. Never raises; where nothing can be reported it counts why,
+    and gives `compiled` itself.
+    """
+    if not pinned.door.settings.report_misses:
+        return compiled
+    graphs = _bounded("trace", functools.partial(_forms, gm, example_inputs, patches))
+    if not graphs:
+        return compiled
+    waiting: list[Callable[[Sequence[Any]], None]] = [functools.partial(_first_call, pinned, graphs)]
+
+    @functools.wraps(compiled)
+    def call(*args: Any) -> Any:
+        if waiting:
+            with suppress(IndexError):  # another thread may be first
+                waiting.pop()(args)
+        return compiled(*args)
+
+    return call
+
+
+def _bounded(what: str, work: Callable[[], Any]) -> Any:
+    """What `work` gives; None where it fails or the process has spent enough, which is counted."""
+    global _spent_s
+    if _spent_s > BUDGET_S:
+        events.count("miss not reported: time")
+        return None
+    started = time.monotonic()
+    # The client's border: the program is compiled, whatever becomes of the report.
+    try:
+        return work()
+    except UnsupportedGraph as error:
+        events.count(f"miss not reported: {error.reason}")
+    except Exception as error:
+        events.count(f"miss not reported: {what} error")
+        warn_once("cannot report a program to the daemon: %s", one_line(error))
+    finally:
+        with _lock:
+            _spent_s += time.monotonic() - started
+    return None
+
+
+def _forms(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any]) -> list[Graph]:
+    if len(gm.graph.nodes) > NODES_LIMIT:
+        raise UnsupportedGraph("too_large", f"the program has more than {NODES_LIMIT} nodes")
+    return graph_forms(gm, example_inputs, patches)
+
+
+def _first_call(pinned: Pinned, graphs: list[Graph], args: Sequence[Any]) -> None:
+    def send() -> None:
+        inputs = args[0] if len(args) == 1 and isinstance(args[0], list) else args
+        seen = tuple(with_data(graph, _seen(graph, inputs)) for graph in graphs)
+        outcome = pinned.door.report(MissReport(pinned.query, seen))
+        events.count("miss reported" if outcome == "" else f"miss not reported: {outcome}")
+
+    _bounded("first call", send)
+
+
+def _seen(graph: Graph, inputs: Sequence[Any]) -> tuple[InputData, ...]:
+    """What is in the graph's inputs, which are the program's where they are as many and of the same kinds; else nothing."""
+    with torch.no_grad():
+        metas = [tensor_meta(value) for value in inputs]
+        if metas != [node.value for node in graph.inputs]:
+            return (UNSEEN,) * len(graph.inputs)
+        return tuple(_look(value, i in graph.static_inputs) for i, value in enumerate(inputs))
+
+
+def _look(value: torch.Tensor, parameter: bool) -> InputData:
+    """`seen_in`, of a part of the tensor where it is large: how the values are spread there, and never what they are."""
+    limit = PARAMETER_ELEMENTS if parameter else INPUT_ELEMENTS
+    if value.numel() <= limit or not (value.is_contiguous() or value.dim() == 1):
+        return seen_in(value, parameter)
+    part = value.detach().reshape(-1)[:limit]
+    seen = seen_in(part, parameter=True)
+    low, high = seen.low, seen.high
+    if not value.dtype.is_floating_point and not value.dtype.is_complex:
+        # bounds of indices are only right where they are exact
+        bounds = value.amin(), value.amax()
+        low, high = int(bounds[0]), int(bounds[1])
+    return InputData(low, high, seen.mean, seen.std)
