@@ -9,6 +9,9 @@ from typing import Any
 import torch
 
 from tuner.compilers.inductor.capture import capture
+from tuner.measure.device import open_device
+from tuner.measurement import Policy
+from tuner.workers.session import Session
 from tuner.workload.graph import Graph
 
 
@@ -36,3 +39,8 @@ def update(param: torch.Tensor, grad: torch.Tensor, average: torch.Tensor) -> No
 
 def update_graph() -> Graph:
     return graph_of(update, *(numbers(32, 32, seed=seed) for seed in range(3)))
+
+
+def session_on(graph: Graph, seed: int = 0) -> Session:
+    """The graph opened in this process, on its CPU."""
+    return Session(graph, seed, Policy.for_cpu(1), open_device("cpu"))

@@ -12,15 +12,17 @@ from pathlib import Path
 
 import pytest
 from left_behind import is_running, measuring, until
-from sessions import graph_of, numbers, softmax_graph, update_graph
+from sessions import softmax_graph, update_graph
 
 from tuner.errors import UnsupportedGraph, WorkerDied, WorkerError, WorkerTimeout
+from tuner.measurement import Policy
 from tuner.plan import Plan
 from tuner.workers.process import Worker
 
 pytestmark = pytest.mark.slow
 
 NATIVE = Plan(native=("aten._softmax.default",))
+POLICY = Policy.for_cpu(1).fields()
 LIMIT_S = 120.0
 
 
@@ -35,17 +37,17 @@ def worker() -> Iterator[Worker]:
 def opened() -> Iterator[Worker]:
     """A worker that holds the softmax graph."""
     with Worker(threads=1) as started:
-        started.ask(LIMIT_S, do="open", graph=softmax_graph().to_json(), ambient={"threads": 1}, seed=0, clock="thread")
+        started.ask(LIMIT_S, do="open", graph=softmax_graph().to_json(), ambient={"threads": 1}, seed=0, policy=POLICY)
         yield started
 
 
 def test_a_worker_opens_tries_and_times(opened):
-    told = opened.ask(LIMIT_S, do="open", graph=softmax_graph().to_json(), ambient={"threads": 1}, seed=0, clock="thread")
+    told = opened.ask(LIMIT_S, do="open", graph=softmax_graph().to_json(), ambient={"threads": 1}, seed=0, policy=POLICY)
     assert told["status"] == "ok"
     verdict = opened.ask(LIMIT_S, do="try", plan=NATIVE.to_json(), expected=None, seen_codes=[told["code_key"]])
     assert verdict["status"] == "ok"
     assert verdict["error"] <= 1
-    times = opened.ask(LIMIT_S, do="time", keys=[NATIVE.key], samples=4, seed=0)
+    times = opened.ask(LIMIT_S, do="time", keys=[NATIVE.key], samples=4, seed=0)["times"]
     assert {key: len(samples) for key, samples in times.items()} == {Plan().key: 4, NATIVE.key: 4}
 
 
@@ -53,15 +55,15 @@ def test_a_request_that_fails_leaves_the_worker_alive(opened):
     for broken in ({"do": "nonsense"}, {"do": "time", "keys": ["unknown"], "samples": 1, "seed": 0}, {}):
         with pytest.raises(WorkerError):
             opened.ask(LIMIT_S, **broken)
-    told = opened.ask(LIMIT_S, do="open", graph=softmax_graph().to_json(), ambient={"threads": 1}, seed=0, clock="thread")
+    told = opened.ask(LIMIT_S, do="open", graph=softmax_graph().to_json(), ambient={"threads": 1}, seed=0, policy=POLICY)
     assert told["status"] == "ok"
 
 
 def test_a_graph_that_cannot_be_tuned_is_refused_with_its_reason(opened):
-    graph = graph_of(lambda x: x.clone().bernoulli_(), numbers(3, 4))
-    with pytest.raises(UnsupportedGraph, match="draws random numbers") as caught:
-        opened.ask(LIMIT_S, do="open", graph=graph.to_json(), ambient={"threads": 1}, seed=0, clock="thread")
-    assert caught.value.reason == "random"
+    graph = softmax_graph().to_json()
+    with pytest.raises(UnsupportedGraph, match="threads") as caught:
+        opened.ask(LIMIT_S, do="open", graph=graph, ambient={"threads": 7}, seed=0, policy=POLICY)
+    assert caught.value.reason == "settings"
 
 
 def test_before_a_graph_is_open_nothing_can_be_tried(worker):
@@ -71,7 +73,7 @@ def test_before_a_graph_is_open_nothing_can_be_tried(worker):
 
 
 def test_a_graph_that_writes_its_inputs_is_timed_again_and_again(opened):
-    told = opened.ask(LIMIT_S, do="open", graph=update_graph().to_json(), ambient={"threads": 1}, seed=0, clock="thread")
+    told = opened.ask(LIMIT_S, do="open", graph=update_graph().to_json(), ambient={"threads": 1}, seed=0, policy=POLICY)
     opened.ask(LIMIT_S, do="time", keys=[], samples=20, seed=0)
     again = opened.ask(
         LIMIT_S, do="try", plan=Plan(config=(("realize_opcount_threshold", 1),)).to_json(), expected=None, seen_codes=[]
@@ -212,7 +214,7 @@ def test_what_a_worker_started_is_killed_with_it(tmp_path):
 
 def test_settings_that_a_winner_is_keyed_by_are_those_it_is_measured_under(opened: Worker) -> None:
     graph = softmax_graph().to_json()
-    asked = {"do": "open", "graph": graph, "seed": 0, "clock": "thread"}
+    asked = {"do": "open", "graph": graph, "seed": 0, "policy": POLICY}
     plain = opened.ask(LIMIT_S, **asked, ambient={"threads": 1})["code_key"]
     scalar = opened.ask(LIMIT_S, **asked, ambient={"threads": 1, "inductor": {"cpp.simdlen": 1}})["code_key"]
     assert scalar != plain

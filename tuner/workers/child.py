@@ -2,12 +2,13 @@
 
 Requests, by "do":
     open: graph, ambient, seed, policy, compile_only   the default compiled, checked and timed; see Session.describe_default
+    open whole: spec, ambient, policy                  a SPEC's callable, by default and with its plans; see Whole
     try: plan, expected, seen_codes, own_copy          a verdict; see Session.try_plan
     compile: the same                                  a verdict without a run
     time: keys, samples, seed, patience                {times, conditions, busy}; see Session.time_plans
     forget: keys                                       compiled candidates dropped
     close                                              the session dropped
-An answer is {"ok": value} or {"error": {refused, reason, message, traceback}}. Ends when its input does, or its parent.
+An answer is {"ok": value} or {"error": {refused, reason, sticky, message, traceback}}. Ends when its input does, or its parent.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import contextlib
 import json
 import os
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tuner.errors import UnsupportedGraph
 from tuner.workers.guard import fork_guarded
 from tuner.workers.verdicts import failure
+
+if TYPE_CHECKING:
+    from tuner.measure.device import Device
 
 
 def main() -> None:
@@ -36,9 +40,11 @@ def main() -> None:
     os.dup2(2, 1)
     import torch
 
+    from tuner.measure.device import open_device
+
     torch.set_num_threads(told.threads)
     with torch.no_grad():
-        serve(sys.stdin, answers, Handler(told.device))
+        serve(sys.stdin, answers, Handler(open_device(told.device), told.threads))
 
 
 def serve(requests: TextIO, answers: TextIO, handle: Handler) -> None:
@@ -48,7 +54,8 @@ def serve(requests: TextIO, answers: TextIO, handle: Handler) -> None:
         # The worker loop is a border: whatever a request does becomes an answer, also what is no Exception.
         except BaseException as error:
             refused = isinstance(error, UnsupportedGraph)
-            answer = {"error": {**failure(error), "refused": refused, "reason": getattr(error, "reason", "")}}
+            reason, sticky = getattr(error, "reason", ""), handle.device.is_sticky(error)
+            answer = {"error": {**failure(error), "refused": refused, "reason": reason, "sticky": sticky}}
             if refused:
                 answer["error"]["message"] = str(error)
             print(answer["error"]["traceback"], file=sys.stderr, flush=True)
@@ -58,8 +65,8 @@ def serve(requests: TextIO, answers: TextIO, handle: Handler) -> None:
 class Handler:
     """Carries out requests on the one open session."""
 
-    def __init__(self, device: str):
-        self.device = device
+    def __init__(self, device: Device, threads: int):
+        self.device, self.threads = device, threads
         self.session: Any = None
         self.settings = contextlib.ExitStack()
 
@@ -67,10 +74,12 @@ class Handler:
         match request["do"]:
             case "open":
                 return self.open(request)
+            case "open whole":
+                return self.open_whole(request)
             case "try" | "compile":
                 return self.attempt(request)
             case "time":
-                return self.session.time_plans(request["keys"], request["samples"], request["seed"])
+                return self.session.time_plans(request["keys"], request["samples"], request["seed"], request.get("patience", 0))
             case "forget":
                 return self.session.forget(request["keys"])
             case "close":
@@ -80,20 +89,45 @@ class Handler:
 
     def open(self, request: dict[str, Any]) -> Any:
         from tuner.compilers.inductor.ambient import as_keyed
-        from tuner.workers.session import Session
+        from tuner.measurement import Policy
+        from tuner.workers.memory import cap_memory
+        from tuner.workers.session import CompileSession, Session
         from tuner.workload.graph import Graph
 
         self.close()
+        on_cpu = self.device.name == "cpu"
+        if on_cpu:
+            cap_memory(None)
         self.settings.enter_context(as_keyed(request["ambient"]))
         graph = Graph.from_json(request["graph"])
-        self.session = Session(graph, request["seed"], request["clock"] if "clock" in request else request["policy"]["clock"])
+        if request.get("compile_only", False):
+            self.session = CompileSession(graph)
+        else:
+            # until every caller says a policy
+            policy = Policy(**request["policy"]) if "policy" in request else Policy(request["clock"], self.threads)
+            self.session = Session(graph, request["seed"], policy, self.device)
+        default = self.session.describe_default()
+        # On a GPU address space says nothing: its driver maps far more than there is.
+        if on_cpu:
+            cap_memory(default.get("peak_bytes"))
+        return default
+
+    def open_whole(self, request: dict[str, Any]) -> Any:
+        from tuner.compilers.inductor.ambient import as_keyed
+        from tuner.measurement import Policy
+        from tuner.workers.whole import Whole
+
+        self.close()
+        self.settings.enter_context(as_keyed(request["ambient"]))
+        self.session = Whole(request["spec"], Policy(**request["policy"]), self.device)
         return self.session.describe_default()
 
     def attempt(self, request: dict[str, Any]) -> Any:
         from tuner.plan import Plan
 
         plan = Plan.from_json(request["plan"])
-        return self.session.try_plan(plan, request["expected"], request["seen_codes"])
+        act = self.session.try_plan if request["do"] == "try" else self.session.compile_plan
+        return act(plan, request["expected"], request["seen_codes"], request.get("own_copy", ""))
 
     def close(self) -> None:
         self.session = None

@@ -83,6 +83,9 @@ class Worker:
             told = answer["error"]
             if told["refused"]:
                 raise UnsupportedGraph(told["reason"], told["message"])
+            if told["sticky"]:
+                self.kill()
+                raise WorkerDied(f"the device was lost, the measuring process killed: {told['message']}", told["traceback"])
             raise WorkerError(told["message"], told["traceback"])
         return answer["ok"]
 

@@ -5,170 +5,201 @@ Runs in the child only. Every function answers with JSON values.
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
 
-from tuner.compilers.inductor.apply import Realised, compile_candidate
-from tuner.compilers.inductor.decompose import TableWithout, late_decompose
-from tuner.compilers.inductor.hooks import inductor_config
-from tuner.errors import DuplicateCode, PlanNotRealised, UnsupportedGraph, one_line
-from tuner.measure.correctness import deviation
-from tuner.measure.memory import call_growth_bytes, resident_bytes
-from tuner.measure.timing import interleaved, repetitions_for, time_calls
-from tuner.plan import Groups, Plan, canonical_groups
-from tuner.workload.fx import make_inputs, to_fx
+from tuner.errors import UnsupportedGraph
+from tuner.measure.device import Device
+from tuner.measure.timing import measure_stretch, repetitions_for
+from tuner.measurement import Policy
+from tuner.plan import Plan
+from tuner.workers.builder import Builder, Built, fake_inputs
+from tuner.workers.checks import CheckedInputs
+from tuner.workers.memory import resident_bytes_now
+from tuner.workers.verdicts import failure, starved
 from tuner.workload.graph import Graph
 
 DEFAULT_KEY = Plan().key
-# Words in the names of the ops that torch tags as drawing random numbers, but for attention, which draws none without dropout.
-RANDOM_OPS = (
-    *("rand", "dropout", "bernoulli", "multinomial", "normal", "seed", "uniform", "exponential", "cauchy", "geometric"),
-    *("poisson", "binomial", "standard_gamma", "dirichlet", "rrelu"),
-)
 WARM_UP_CALLS = 5
 # How far, in units of the tolerance, the default may stray from eager.
 MAX_DEFAULT_ERROR = 10.0
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc")
+# Distance between the seeds of the inputs that are timed and of those that are checked as well.
+CHECK_SEED = 1_000_003
+# Larger inputs are checked only as they are timed: twice the memory and a second reference run cost more than they tell.
+MAX_CHECK_BYTES = 2**30
 
 
 @dataclass
 class Entry:
-    """A compiled candidate. run: one call on the session's inputs.
+    """A compiled candidate that was found right. run: one call on the inputs that are timed.
 
     peak_bytes: on the CPU, of a process that has loaded torch, holds the inputs, and makes this call: what its user sees of it.
     """
 
     run: Callable[[], Any]
-    realised: Realised
+    built: Built
     error: float
     peak_bytes: int
 
+    def describe(self) -> dict[str, Any]:
+        return {**self.built.describe(), "error": self.error, "peak_bytes": self.peak_bytes}
 
-class Session:
-    """Compiles, checks and times candidates of one graph on one set of inputs. Raises UnsupportedGraph where it cannot."""
 
-    def __init__(self, graph: Graph, seed: int, clock: str):
-        for name in graph.calls:
-            if any(word in name.split(".")[1] for word in RANDOM_OPS):
-                raise UnsupportedGraph("random", f"{name} draws random numbers: outputs cannot be compared with eager")
-        self.graph, self.clock = graph, clock
-        resident_bytes()  # first asked here, before anything is compiled
-        self.inputs = make_inputs(graph, seed)
-        self.input_bytes = sum(value.untyped_storage().nbytes() for value in self.inputs)
-        self.originals = {i: self.inputs[i].clone() for i in graph.mutated}
-        self.entries: dict[str, Entry] = {}
-        self.reference = self._outcome(fx.Interpreter(self._module(Plan())).run)
-        self.entries[DEFAULT_KEY] = entry = self._compile(Plan(), None, ())
-        entry.error = deviation(self._outcome_of(entry), self.reference)
-        if entry.error > MAX_DEFAULT_ERROR:
-            raise UnsupportedGraph("unchecked", "the compiler's default itself differs from eager: nothing can be checked")
-        # The default is what users get without us: where it strays from eager itself, candidates may stray twice as far.
-        self.allowed_error = max(1.0, 2 * entry.error)
-        entry.peak_bytes = self._peak(entry)
-        self.default_ms = self._rough_ms(entry)
-        self.repetitions = repetitions_for(self.default_ms)
+class CompileSession:
+    """Compiles candidates of one graph and runs none: what it compiles lies in Inductor's cache for who does."""
 
-    def _module(self, plan: Plan) -> fx.GraphModule:
-        if not plan.native or self.graph.native_form is None:
-            return to_fx(self.graph)
-        with torch._subclasses.FakeTensorMode() as mode:
-            fakes = [mode.from_tensor(value) for value in self.inputs]
-        return late_decompose(to_fx(self.graph.native_form), plan.native, fakes)
-
-    def _compile(self, plan: Plan, expected: Groups | None, seen_codes: tuple[str, ...]) -> Entry:
-        compiled, realised = compile_candidate(
-            self._module(plan),
-            self.inputs,
-            plan,
-            expected=expected,
-            seen_codes=seen_codes,
-            static_input_idxs=self.graph.static_inputs,
-            is_inference=True,
-            cpp_wrapper=inductor_config.cpp_wrapper,
-            graph_id=0,
-            get_decomp_fn=TableWithout(plan.native),
-        )
-        return Entry(lambda: compiled(list(self.inputs)), realised, float("inf"), 0)
-
-    def restore(self) -> None:
-        for i, original in self.originals.items():
-            self.inputs[i].copy_(original)
-
-    def _outcome(self, function: Callable[..., Any]) -> list[Any]:
-        """Outputs and mutated inputs of one run on fresh state, copied."""
-        self.restore()
-        outputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in function(*self.inputs)]
-        outcome = outputs + [self.inputs[i].clone() for i in self.graph.mutated]
-        self.restore()
-        return outcome
-
-    def _outcome_of(self, entry: Entry) -> list[Any]:
-        return self._outcome(lambda *_: entry.run())
-
-    def _peak(self, entry: Entry) -> int:
-        growth = call_growth_bytes(entry.run)
-        self.restore()
-        return resident_bytes() + self.input_bytes + growth
-
-    def _rough_ms(self, entry: Entry) -> float:
-        restore = self.restore if self.originals else None
-        time_calls(entry.run, WARM_UP_CALLS, self.clock, restore)
-        return min(time_calls(entry.run, 1, self.clock, restore) for _ in range(WARM_UP_CALLS))
+    def __init__(self, graph: Graph):
+        self.builder = Builder(graph, fake_inputs(graph))
 
     def describe_default(self) -> dict[str, Any]:
-        return {**self._describe(self.entries[DEFAULT_KEY]), "default_ms": self.default_ms, "repetitions": self.repetitions}
+        return {"status": "ok", "resident_bytes": resident_bytes_now()}
 
-    def _describe(self, entry: Entry) -> dict[str, Any]:
-        groups = entry.realised.groups
+    def compile_plan(self, plan: Plan, expected: Any, seen_codes: Sequence[str], own_copy: str = "") -> dict[str, Any]:
+        """See Builder.attempt."""
+        built = self.builder.attempt(plan, expected, seen_codes, own_copy)
+        return {**(built.describe() if isinstance(built, Built) else built), "resident_bytes": resident_bytes_now()}
+
+
+class Session:
+    """Compiles, checks and times candidates of one graph on inputs made from `seed`. Raises UnsupportedGraph where it cannot."""
+
+    def __init__(self, graph: Graph, seed: int, policy: Policy, device: Device):
+        self.policy, self.device = policy, device
+        module = Builder(graph, ()).module(Plan())
+        self.timed = CheckedInputs(graph, module, seed, device)
+        self.checked = [self.timed]
+        if graph.inputs and self.timed.bytes <= MAX_CHECK_BYTES:
+            self.checked.append(CheckedInputs(graph, module, seed + CHECK_SEED, device))
+        self.builder = Builder(graph, self.timed.values)
+        self.restore = self.timed.restore if self.timed.originals else None
+        self.entries: dict[str, Entry] = {}
+        self.allowed_error = MAX_DEFAULT_ERROR
+        built = self.builder.build(Plan())
+        started = time.perf_counter()
+        default = self._checked(built)
+        self.check_s = time.perf_counter() - started
+        if not default.error <= MAX_DEFAULT_ERROR:
+            raise UnsupportedGraph("unchecked", "the compiler's default itself differs from eager: nothing can be checked")
+        # The default is what users get without us: where it strays from eager itself, candidates may stray twice as far.
+        self.allowed_error = max(1.0, 2 * default.error)
+        self.entries[DEFAULT_KEY] = default
+        self.default_ms, self.call_s = self._rough(default)
+        self.repetitions = repetitions_for(self.default_ms, policy)
+
+    @property
+    def checkable(self) -> bool:
+        """Whether eager can say what is right; if not, only plans that leave the numerics alone are tried."""
+        return self.timed.reference.checkable
+
+    def _checked(self, built: Built) -> Entry:
+        """Raises what a call raises; peak memory is read where the error is allowed."""
+        for inputs in self.checked:
+            if not inputs.reference.checkable and DEFAULT_KEY not in self.entries:
+                inputs.reference.compare_with(inputs.outcome(built.function))
+        entry = Entry(lambda: built.function(list(self.timed.values)), built, 0.0, 0)
+        entry.error = max(inputs.deviation(built.function) for inputs in self.checked)
+        if entry.error <= self.allowed_error:
+            entry.peak_bytes = self.device.peak_bytes(entry.run) + self.timed.bytes
+            self.timed.restore()
+        return entry
+
+    def _rough(self, entry: Entry) -> tuple[float, float]:
+        """Milliseconds of one call by the policy's clock, and wall seconds of one with what comes before it."""
+        times_ms = []
+        for _ in range(2 * WARM_UP_CALLS):
+            started = time.perf_counter()
+            self.timed.restore()
+            if self.policy.cache == "cold":
+                self.device.flush()
+            times_ms.append(self.device.time_ms(entry.run, 1, self.policy.clock, None))
+            call_s = time.perf_counter() - started
+        return min(times_ms[WARM_UP_CALLS:]), call_s
+
+    def describe_default(self) -> dict[str, Any]:
+        """The default's verdict, and what the search has to know of it.
+
+        default_ms: rough, milliseconds for one call. repetitions: calls that make one sample. check_s: wall time of its check;
+        call_s: of one call with what comes before it. checkable, reason: see Reference.
+        """
         return {
-            "status": "ok",
-            "realised": None if groups is None else [list(group) for group in groups],
-            "code_key": entry.realised.code_key,
-            "error": entry.error if entry.error != float("inf") else None,
-            "peak_bytes": entry.peak_bytes,
+            **self.entries[DEFAULT_KEY].describe(),
+            "default_ms": self.default_ms,
+            "repetitions": self.repetitions,
+            "check_s": self.check_s,
+            "call_s": self.call_s,
+            "checkable": self.checkable,
+            "reason": self.timed.reference.reason,
+            "resident_bytes": resident_bytes_now(),
         }
 
-    def try_plan(self, plan: Plan, expected: Any, seen_codes: list[str]) -> dict[str, Any]:
+    def try_plan(self, plan: Plan, expected: Any, seen_codes: Sequence[str], own_copy: str = "") -> dict[str, Any]:
         """Compiles and checks `plan`.
 
-        status: "ok", "wrong", "compile_error", "duplicate" (its code is in `seen_codes`), "not_realised" (other groups than the
-        `expected` ones came out: see realised); the last two come before the C++ compiler runs.
+        status: "ok", "wrong", "crash" (a call raised), "refused" (the graph cannot be checked, and the plan may change numerics),
+        or one of Builder.attempt's. error: None where it is infinite. sticky: the worker has to be replaced.
         """
-        groups = None if expected is None else canonical_groups(expected)
-        try:
-            entry = self._compile(plan, groups, tuple(seen_codes))
-            entry.error = deviation(self._outcome_of(entry), self.reference)
-        except DuplicateCode as error:
-            return {"status": "duplicate", "code_key": error.code_key}
-        except PlanNotRealised as error:
-            return {"status": "not_realised", "message": str(error), "realised": [list(group) for group in error.groups]}
-        # A border of the worker loop: the verdict goes to the store, the traceback to the worker's log.
-        except Exception as error:
-            traceback.print_exc()
-            starved = isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
-            return {"status": "out_of_resources" if starved else "compile_error", "message": one_line(error)}
-        verdict = self._describe(entry)
-        if not entry.error <= self.allowed_error:
-            return {**verdict, "status": "wrong", "message": f"differs from eager by {entry.error:.3g} times the tolerance"}
-        entry.peak_bytes = self._peak(entry)
-        self.entries[plan.key] = entry
-        return {**verdict, "peak_bytes": entry.peak_bytes}
+        return {**self._try(plan, expected, seen_codes, own_copy), "resident_bytes": resident_bytes_now()}
 
-    def time_plans(self, keys: list[str], samples: int, seed: int) -> dict[str, list[float]]:
-        """Interleaved samples, milliseconds per call, of the default and the plans with these keys."""
+    def compile_plan(self, plan: Plan, expected: Any, seen_codes: Sequence[str], own_copy: str = "") -> dict[str, Any]:
+        """See Builder.attempt; the candidate is not run and not kept."""
+        built = self.builder.attempt(plan, expected, seen_codes, own_copy)
+        return {**(built.describe() if isinstance(built, Built) else built), "resident_bytes": resident_bytes_now()}
+
+    def _try(self, plan: Plan, expected: Any, seen_codes: Sequence[str], own_copy: str) -> dict[str, Any]:
+        if not self.checkable and not leaves_numerics_alone(plan):
+            return {"status": "refused", "message": f"outputs cannot be checked: {self.timed.reference.reason}"}
+        built = self.builder.attempt(plan, expected, seen_codes, own_copy)
+        if not isinstance(built, Built):
+            return built
+        try:
+            entry = self._checked(built)
+        # A border of the worker loop: whatever running a candidate raises is a verdict on it.
+        except BaseException as error:
+            status = "out_of_resources" if starved(error) else "crash"
+            return {**built.describe(), **failure(error), "status": status, "sticky": self.device.is_sticky(error)}
+        if not entry.error <= self.allowed_error:
+            message = f"differs from what it should be by {entry.error:.3g} times the tolerance"
+            told = entry.error if math.isfinite(entry.error) else None
+            return {**built.describe(), "status": "wrong", "error": told, "message": message}
+        self.entries[plan.key] = entry
+        return entry.describe()
+
+    def time_plans(self, keys: Sequence[str], samples: int, seed: int, patience: int = 0) -> dict[str, Any]:
+        """Interleaved samples of the default and the plans with these keys.
+
+        times: by key, milliseconds for one call. conditions, busy: see Stretch.
+        """
         chosen = [DEFAULT_KEY, *keys]
         with torch.compiler.set_stance("fail_on_recompile"):
-            times = interleaved(
+            stretch = measure_stretch(
+                self.device,
                 [self.entries[key].run for key in chosen],
-                samples,
-                self.repetitions,
-                self.clock,
-                self.restore if self.originals else None,
-                seed,
+                self.policy,
+                samples=samples,
+                repetitions=self.repetitions,
+                restore=self.restore,
+                seed=seed,
+                patience=patience,
             )
-        return dict(zip(chosen, times, strict=True))
+        return {
+            "times": dict(zip(chosen, stretch.times_ms, strict=True)),
+            "conditions": stretch.conditions,
+            "busy": stretch.busy,
+            "resident_bytes": resident_bytes_now(),
+        }
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """Drops compiled candidates; the default stays."""
+        for key in keys:
+            if key != DEFAULT_KEY:
+                self.entries.pop(key, None)
+
+
+def leaves_numerics_alone(plan: Plan) -> bool:
+    """Whether `plan` differs from the default by its groups at most."""
+    return Plan(groups=plan.groups) == plan

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from tuner.compilers.inductor.cpp_code import cpp_flags, forget_loaded, own_binaries
 from tuner.compilers.inductor.hooks import (
     CustomSchedulerPass,
     GraphLowering,
@@ -112,21 +113,21 @@ def applied(plan: Plan, realised: Realised, expected: Groups | None = None) -> I
 _AOT_ID = re.compile(r"^# AOT ID: .*$", re.MULTILINE)
 
 
-def code_key_of(code: str) -> str:
-    """sha256 of generated code without the line that numbers the graphs of a process."""
-    return hashlib.sha256(_AOT_ID.sub("", code).encode()).hexdigest()
+def code_key_of(code: str, how: str = "") -> str:
+    """sha256 of generated code, without the line that numbers the graphs of a process, and of `how` it is compiled."""
+    return hashlib.sha256("\n".join([_AOT_ID.sub("", code), *([how] if how else [])]).encode()).hexdigest()
 
 
 @contextlib.contextmanager
-def code_read(realised: Realised, seen_codes: Iterable[str]) -> Iterator[None]:
-    """Reads the generated code's hash; raises DuplicateCode, before any of it is compiled, for one of `seen_codes`."""
+def code_read(realised: Realised, seen_codes: Iterable[str], own_copy: str = "") -> Iterator[None]:
+    """Reads the hash of generated code and compiler flags; raises DuplicateCode, before g++ runs, for one of `seen_codes`."""
     seen = frozenset(seen_codes)
     before = GraphLowering.save_output_code
 
     def read(code: str) -> None:
         if before is not None:
             before(code)
-        realised.code_key = code_key_of(code)
+        realised.code_key = code_key_of(code, " ".join(filter(None, (cpp_flags(code), own_copy))))
         if realised.code_key in seen:
             raise DuplicateCode(realised.code_key)
 
@@ -144,11 +145,13 @@ def compile_candidate(
     *,
     expected: Groups | None = None,
     seen_codes: Iterable[str] = (),
+    own_copy: str = "",
     **kwargs: Any,
 ) -> tuple[Callable[[list[Any]], Any], Realised]:
     """Compiles a post-AOTAutograd graph under `plan`, without compile caches, and says what came out.
 
     The graph must already hold the native ops that the plan keeps. The callable takes a list of inputs, which it empties.
+    own_copy: makes its machine code a copy of its own beside that of equal code; for measuring what luck of place does.
     Raises DuplicateCode (before the C++ compiler runs) for code in `seen_codes`, PlanNotRealised where the groups are not the
     `expected` ones, and whatever the compiler raises.
     """
@@ -157,10 +160,12 @@ def compile_candidate(
     (output,) = gm.graph.find_nodes(op="output")
     visible = [i for i, value in enumerate(output.args[0]) if isinstance(value, fx.Node)]
     output.meta.setdefault("user_visible_output_idxs", visible)
+    forget_loaded()
     with (
         inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
         applied(plan, realised, expected),
-        code_read(realised, seen_codes),
+        code_read(realised, seen_codes, own_copy),
+        own_binaries(own_copy) if own_copy else contextlib.nullcontext(),
     ):
         try:
             return compile_fx_inner(gm, inputs, **kwargs), realised
