@@ -22,9 +22,9 @@ MAX_REPETITIONS = 200
 # Two consecutive blocks of warm-up calls that agree this closely are taken for stable.
 STABLE_WITHIN = 0.02
 # Bounds of one call's warm-up. A call that is longer than WARM_UP_MS is called once.
-MAX_WARM_UP_BLOCKS = 25
+MAX_WARM_UP_BLOCKS = 40
 WARM_UP_MS = 500.0
-# The first call of a stretch keeps the device busy at least this long: clocks that fell while it was idle rise again.
+# The first call of a stretch keeps the device busy this long: clocks that fell while it was idle rise again.
 WAKE_MS = 50.0
 # First wait before a noisy stretch is repeated; each further one is twice as long.
 FIRST_WAIT_S = 0.5
