@@ -1,0 +1,6 @@
+"""What promise 1 asks of a winner."""
+
+# What the lower bound of a winner's speed-up must exceed.
+MIN_SPEEDUP = 1.01
+# How often a whole sweep may name a winner that is none: one side of a 95% interval.
+FALSE_WINNERS = 0.025
