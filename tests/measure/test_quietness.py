@@ -77,8 +77,8 @@ def test_a_short_stretch_is_not_judged_by_ticks():
     [
         ({"steal": 0.3}, "the hypervisor kept back 0.3 cores' worth of time"),
         ({"steal": 0.05}, None),
-        ({"waited": 0.2}, "the measuring threads waited for a core for 20% of the time"),
-        ({"waited": 0.05}, None),
+        ({"waited": 0.3}, "the measuring threads waited for a core for 30% of the time"),
+        ({"waited": 0.15}, None),
         ({"mhz": 2400.0}, "the clock of the processor went from 3000 to 2400 MHz"),
         ({"mhz": 3600.0}, "the clock of the processor went from 3000 to 3600 MHz"),
         ({"mhz": 2900.0}, None),

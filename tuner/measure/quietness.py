@@ -20,8 +20,9 @@ MIN_JUDGED_S = 0.1
 SPARE_CORES = 0.25
 # A hypervisor that keeps back a tenth of what was asked for makes a 1% difference of two candidates unreadable.
 MAX_STEAL = 0.10
-# Share of the stretch that a measuring thread stood in line for a core. On a quiet machine it is under 1%.
-MAX_WAITED = 0.10
+# Share of the stretch that a measuring thread stood in line for a core. A neighbour that the scheduler moves about makes it a
+# tenth, one thread more than there are cores a third.
+MAX_WAITED = 0.25
 # Speed of a core or of the GPU at the end, against the beginning.
 MAX_CLOCK_CHANGE = 0.10
 # The default's median of the second half against the first's, and likewise of the ratios to it: ten times a winner's least gain.
