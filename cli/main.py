@@ -16,6 +16,8 @@ COMMANDS = {
     "sweep": "tuner.cli.sweep:sweep",
     "serve": "tuner.cli.serve:serve",
     "status": "tuner.cli.status:status",
+    "jobs": "tuner.cli.jobs:jobs",
+    "stats": "tuner.cli.stats:stats",
     "lookup": "tuner.cli.lookup:lookup",
     "show": "tuner.cli.show:show",
 }

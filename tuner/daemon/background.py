@@ -37,6 +37,7 @@ SILENCE_S = 1800.0
 END_S = 10.0
 # How long a sweep is waited for whose process cannot be watched.
 CLAIM_S = 60.0
+COMMAND = (sys.executable, "-P", "-m", "tuner.daemon.tuning")
 LINE_LIMIT_BYTES = 1024 * 1024
 LOG_TAIL_BYTES = 2000
 
@@ -191,7 +192,8 @@ class Background:
         options += ["--effort", settings.effort, "--when-busy", settings.when_busy, "--parent", str(os.getpid())]
         # started by the thread that lives as long as the daemon: the guard of the tuning process watches that one
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "tuner.daemon.tuning", *options),
+            *COMMAND,
+            *options,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,

@@ -119,6 +119,9 @@ def _check(graph: Graph) -> None:
     for position in (*graph.static_inputs, *graph.mutated):
         if not isinstance(position, int) or not 0 <= position < len(graph.inputs):
             raise ValueError("a graph names an input that it does not have")
+    for place, seen in enumerate(graph.data):
+        if seen.shares is not None and not 0 <= seen.shares[0] < place:
+            raise ValueError("an input shares the memory of one that does not come before it")
     for node in graph.nodes:
         _check_node(node, len(graph.nodes))
     _check_argument(graph.outputs, len(graph.nodes))
@@ -151,7 +154,7 @@ def _check_value(value: Any) -> None:
             _check_value(item)
     elif value:
         meta = TensorMeta.from_json(value)
-        if not (WORD.fullmatch(meta.dtype) and WORD.fullmatch(meta.device)) or any(size < 0 for size in meta.shape):
+        if not (WORD.fullmatch(meta.dtype) and WORD.fullmatch(meta.device)) or min((*meta.shape, *meta.stride), default=0) < 0:
             raise ValueError("a value's metadata makes no sense")
 
 
