@@ -1,7 +1,4 @@
-"""How long a candidate may take, derived from what the default took; how much a worker may grow.
-
-Times are counted by who holds the device, from when he holds it.
-"""
+"""How long a candidate may take, derived from what the default took. Counted by who holds the device, from when he holds it."""
 
 from __future__ import annotations
 
@@ -16,15 +13,14 @@ OPEN_S = 420.0
 COMPILE_FLOOR_S, COMPILE_FACTOR = 60.0, 10.0
 # A candidate's calls against the default's. One that is 50 times as slow is not worth more.
 RUN_FLOOR_S, RUN_FACTOR = 20.0, 50.0
-# Growth since the graph was opened at which a worker is replaced: compiled code, and what leaks of it.
-LEAK_BYTES, LEAK_FACTOR = 2 * 2**30, 4
 
 
 @dataclass(frozen=True)
 class Limits:
-    """compile_s: for compiling one candidate and checking it. call_s: for one call."""
+    """compile_s: for compiling one candidate. try_s: for compiling and checking one. call_s: for one call."""
 
     compile_s: float
+    try_s: float
     call_s: float
 
     def run_s(self, calls: int) -> float:
@@ -34,12 +30,6 @@ class Limits:
 
 def limits(default: Mapping[str, Any]) -> Limits:
     """The limits beside a default of which `default` tells, the worker's answer to "open": its compile_s, check_s and call_s."""
-    return Limits(
-        compile_s=max(COMPILE_FLOOR_S, COMPILE_FACTOR * default["compile_s"]) + RUN_FLOOR_S + RUN_FACTOR * default["check_s"],
-        call_s=RUN_FACTOR * default["call_s"],
-    )
-
-
-def outgrown(opened_bytes: int, now_bytes: int) -> bool:
-    """Whether a worker is to be replaced: `resident_bytes` of its answer to "open", and of the latest to "try" or "time"."""
-    return now_bytes - opened_bytes > LEAK_BYTES or now_bytes > LEAK_FACTOR * opened_bytes > 0
+    compile_s = max(COMPILE_FLOOR_S, COMPILE_FACTOR * default["compile_s"])
+    check_s = RUN_FLOOR_S + RUN_FACTOR * default["check_s"]
+    return Limits(compile_s=compile_s, try_s=compile_s + check_s, call_s=RUN_FACTOR * default["call_s"])

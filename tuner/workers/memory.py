@@ -1,4 +1,4 @@
-"""Memory of the worker's own process: what it has, and what it may have."""
+"""Memory of the worker's own process: what it has, what it may have, when it has grown too much."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ MIN_CAP_BYTES = 4 * 2**30
 CAP_FACTOR = 4
 # Share of the memory that is free now which the cap leaves to the rest of the machine.
 LEFT_SHARE = 0.1
+# Growth since the graph was opened at which a worker is replaced: compiled code, and what leaks of it.
+LEAK_BYTES, LEAK_FACTOR = 2 * 2**30, 4
 
 
 def mapped_bytes() -> int:
@@ -71,3 +73,8 @@ def cap_memory(default_peak_bytes: int | None) -> int:
         limit = min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     return limit
+
+
+def is_leaking(opened_bytes: int, now_bytes: int) -> bool:
+    """Whether a worker is to be replaced: `resident_bytes` of its answer to "open", and of the latest to "try" or "time"."""
+    return now_bytes - opened_bytes > LEAK_BYTES or now_bytes > LEAK_FACTOR * opened_bytes > 0
