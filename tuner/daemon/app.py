@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -48,11 +48,14 @@ CAPABILITIES = ("lookup", "program", "status", "jobs", "stats")
 TUNING_CAPABILITIES = ("miss", "yield")
 # the largest query is some KB; nobody may fill our memory
 REQUEST_LIMIT = 1024 * 1024
+# what takes some ms to check is checked beside the event loop: look-ups go on meanwhile
+LARGE_BYTES = 64 * 1024
 # how long a request's body may take to arrive, and the store to be read
 BODY_TIMEOUT_S = 5.0
 STORE_TIMEOUT_S = 1.0
 
 Endpoint = Callable[[Request], Awaitable[Any]]
+Read = TypeVar("Read")
 
 
 class BadRequest(Exception):
@@ -94,23 +97,16 @@ def create_app(store_path: Path, background: Background | None = None) -> Starle
 
     async def miss(request: Request) -> dict[str, Any]:
         tuner = _tuner(background)
-        body = await _body(request, REPORT_LIMIT_BYTES)
-        try:
-            # beside the event loop: a large report takes a while to check
-            report, text = await asyncio.to_thread(_checked_report, body)
-        except (ValueError, SpecError) as error:
-            raise BadRequest(f"not a report: {str(error)[:200]}") from error
+        report = await _read(request, "report", REPORT_LIMIT_BYTES, MissReport.from_json)
         if not wants(tuner, report.program, StoreReader(store_path, STORE_TIMEOUT_S).program(report.program)):
             return {"accepted": False, "reason": "it is settled, there is a job for it, or there are too many jobs"}
-        tuner.jobs.add(report, text)
+        tuner.jobs.add(report)
         tuner.wake()
         return {"accepted": True, "reason": ""}
 
     async def yield_(request: Request) -> dict[str, Any]:
         tuner = _tuner(background)
-        pid = (await _json(request)).get("pid")
-        if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
-            raise BadRequest("the process id of a sweep is asked for")
+        pid = await _read(request, "request to yield", REQUEST_LIMIT, _checked_pid)
         return {"stopped": await tuner.yield_to(pid)}
 
     async def jobs(request: Request) -> dict[str, Any]:
@@ -197,27 +193,35 @@ def _tuner(background: Background | None) -> Background:
     return background
 
 
-def _checked_report(body: bytes) -> tuple[MissReport, str]:
-    """The report and its JSON, which holds nothing that was not checked."""
-    try:
-        report = MissReport.from_json(json.loads(body))
-        return report, json.dumps(report.to_json(), allow_nan=False)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
 async def _query(request: Request) -> Query:
+    return await _read(request, "query", REQUEST_LIMIT, _checked_query)
+
+
+async def _read(request: Request, what: str, limit: int, check: Callable[[Any], Read]) -> Read:
+    """What `check` makes of the request's JSON. Raises BadRequest, as for what `check` raises on JSON of another form."""
+    body = await _body(request, limit)
+
+    def read() -> Read:
+        return check(json.loads(body))
+
     try:
-        query = Query.from_json(await _json(request))
-        # the key hashes all fields: what JSON's canonical form cannot hold (NaN) shows here
-        _ = query.exact_key
-        return query
-    except (ValueError, TypeError, RecursionError) as error:
-        raise BadRequest(f"not a query: {str(error)[:200]}") from error
+        return read() if len(body) < LARGE_BYTES else await asyncio.to_thread(read)
+    except (ValueError, TypeError, RecursionError, SpecError) as error:
+        raise BadRequest(f"not a {what}: {str(error)[:200]}") from error
 
 
-async def _json(request: Request) -> dict[str, Any]:
-    return _object(json.loads(await _body(request, REQUEST_LIMIT)))
+def _checked_query(data: Any) -> Query:
+    query = Query.from_json(_object(data))
+    # the key hashes all fields: what JSON's canonical form cannot hold (NaN) shows here
+    _ = query.exact_key
+    return query
+
+
+def _checked_pid(data: Any) -> int:
+    pid = _object(data).get("pid")
+    if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
+        raise ValueError("it names no process by its id")
+    return pid
 
 
 async def _body(request: Request, limit: int) -> bytes:

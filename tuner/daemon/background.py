@@ -204,17 +204,21 @@ class Background:
     async def _follow(self, job: Job, process: asyncio.subprocess.Process) -> dict[str, Any] | None:
         """What the process says in the end, None where it ends without a word; shows what it says on the way."""
         assert process.stdout is not None
+        end = None
         try:
             while line := await asyncio.wait_for(process.stdout.readline(), SILENCE_S):
                 told = json.loads(line)
                 if "ended" in told:
-                    return {"ended": str(told["ended"]), "reason": str(told["reason"])}
+                    end = {"ended": str(told["ended"]), "reason": str(told["reason"])}
+                    break
                 self.jobs.show(replace(job, phase=str(told["phase"]), best=float(told["best"])))
         except TimeoutError:
             return {"ended": "crash", "reason": f"the tuning process said nothing for {SILENCE_S:.0f} s and was killed"}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             return {"ended": "crash", "reason": f"the tuning process talked nonsense and was killed: {type(error).__name__}"}
-        return None
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), END_S)
+        return end
 
     def _ended(self, job: Job, end: dict[str, Any] | None, code: int, errors: IO[bytes]) -> Job:
         """`job` with what became of it."""

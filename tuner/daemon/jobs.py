@@ -122,13 +122,13 @@ class Jobs:
         waiting = sum(job.state not in ENDED for job in self._jobs.values())
         return (job is None or (job.state == "done" and not known)) and waiting < QUEUE_LIMIT
 
-    def add(self, report: MissReport, text: str) -> Job:
-        """Queue the program of `report`, whose JSON is `text`. Raises StoreError."""
+    def add(self, report: MissReport) -> Job:
+        """Queue the program of `report`. Raises StoreError."""
         program, now = report.program, time.time()
         keys = tuple(graph.key for graph in report.graphs)
         job = Job(program.exact_key, program.workload_key, program.target_name, keys, report.threads, now, now)
         self._make_folder()
-        self._write(self.report(job), text)
+        self._write(self.report(job), json.dumps(report.to_json()))
         self.put(job)
         return job
 
