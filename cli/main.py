@@ -32,6 +32,7 @@ Exit codes:
   5    the daemon cannot start or does not answer
   6    a plan that does not validate, or is not realised
   7    the measuring process failed
+  8    the machine was too busy to be measured
   130  interrupted by Ctrl-C
 """
 

@@ -21,6 +21,7 @@ from tuner.cache.sqlite import SqliteStore
 from tuner.daemon.background import Background, TuningSettings
 from tuner.daemon.jobs import BUSY_LIMIT, Job, Jobs, busy, jobs_folder
 from tuner.measure.quietness import Conditions, host_conditions
+from tuner.workers import device_lock
 
 DEADLINE_S = 60.0
 FAKE = Path(__file__).with_name("fake_tuning.py")
@@ -31,6 +32,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(background_module, "COMMAND", (sys.executable, str(FAKE)))
     monkeypatch.setattr(background_module, "LOOK_AGAIN_S", 0.02)
     monkeypatch.setattr(background_module, "QUIET_S", 0.02)
+    monkeypatch.setattr(device_lock, "FOLDER", tmp_path / "devices")
     path = tmp_path / "store.db"
     script(path, "done")
     return path
@@ -205,6 +207,18 @@ def test_nothing_is_started_while_the_store_is_written(store):
         with SqliteStore(store):
             await until(lambda: "is being written by" in background.waiting)
             assert background.status()["state"] == "waiting"
+            assert started(store) == 0
+        await until(lambda: background.jobs.count() == {"done": 1})
+
+    tuned(store, then)
+
+
+def test_nothing_is_started_while_another_measures(store):
+    add(store)
+
+    async def then(background: Background) -> None:
+        with device_lock.hold_device("cpu"):
+            await until(lambda: background.waiting == "device cpu is in use by another process")
             assert started(store) == 0
         await until(lambda: background.jobs.count() == {"done": 1})
 

@@ -22,6 +22,7 @@ from typing import IO, Any, Literal
 from tuner.cache.lock import LockTaken, take_lock
 from tuner.daemon.jobs import Job, Jobs, busy, crashed, put_back
 from tuner.errors import StoreError
+from tuner.workers.device_lock import try_hold_device
 
 log = logging.getLogger("tuner.daemon")
 WhenBusy = Literal["wait", "measure"]
@@ -37,6 +38,8 @@ SILENCE_S = 1800.0
 END_S = 10.0
 # How long a sweep is waited for whose process cannot be watched.
 CLAIM_S = 60.0
+# What reports are about yet.
+DEVICE = "cpu"
 COMMAND = (sys.executable, "-P", "-m", "tuner.daemon.tuning")
 LINE_LIMIT_BYTES = 1024 * 1024
 LOG_TAIL_BYTES = 2000
@@ -164,6 +167,10 @@ class Background:
             return f"store {store} is being written by {taken.holder}"
         except OSError as error:
             return f"store {store} cannot be locked: {error.strerror}"
+        held = try_hold_device(DEVICE)
+        if held is None:
+            return f"device {DEVICE} is in use by another process"
+        held.release()
         return None
 
     # one job
