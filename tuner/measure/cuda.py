@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from tuner.measure.quietness import Conditions, host_conditions
 UNKNOWN_CACHE_BYTES = 128 * 2**20
 # AMD's devices tell the L2 (4 MiB), behind which MI300 has 256 MiB more: CDNA 3 white paper, "Infinity Cache".
 HIP_LAST_LEVEL_BYTES = 256 * 2**20
+# The largest block of the caching allocator's pool of small ones: c10/core/AllocatorConfig.h, kSmallSize.
+SMALL_BLOCK_BYTES = 2**20
 # As torch's own examples of graph capture: libraries set themselves up in the first calls, which cannot be captured.
 CALLS_BEFORE_CAPTURE = 3
 # After these, every further call in this process fails: CUDA runtime API, cudaError, "must be terminated and relaunched".
@@ -128,7 +131,7 @@ class CudaDevice:
         yield
 
     def _free_blocks(self) -> list[int]:
-        """Sizes in bytes, the largest first, of the blocks that the caching allocator holds and has not handed out."""
+        """Sizes in bytes, the largest first, that the caching allocator can hand out of what it holds."""
         stream = torch.cuda.current_stream(self.name)
         segments: list[dict[str, Any]] = [
             segment
@@ -136,9 +139,15 @@ class CudaDevice:
             if (segment["device"], segment["stream"]) == (stream.device_index, stream.cuda_stream)
             and tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0)  # not those of captured graphs
         ]
-        return sorted(
-            (block["size"] for one in segments for block in one["blocks"] if block["state"] == "inactive"), reverse=True
-        )
+        sizes: list[int] = []
+        for segment in segments:
+            # what is larger than this is handed out from the other pool
+            most = SMALL_BLOCK_BYTES if segment["segment_type"] == "small" else sys.maxsize
+            for block in segment["blocks"]:
+                if block["state"] == "inactive":
+                    whole, rest = divmod(block["size"], most)
+                    sizes += [most] * whole + ([rest] if rest else [])
+        return sorted(sizes, reverse=True)
 
     def conditions(self) -> Conditions:
         return host_conditions(gpu_conditions(f"GPU-{getattr(self.properties, 'uuid', '')}"))
