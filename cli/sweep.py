@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli.output import graphs_of, json_option, print_json, settings_for, store_option, winner_json, workload_json
-from tuner.errors import SpecError, UsageError, WorkerError
+from tuner.errors import UsageError
 from tuner.search.effort import EFFORTS
 
 if TYPE_CHECKING:
     from tuner.search.sweep import Outcome, Sweep
 
+WHOLE_FIELDS = ("verdict", "speedup", "speedup_low", "speedup_high", "default_ms", "planned_ms")
 WINNER_FIELDS = ("default_ms", "winner_ms", "speedup", "speedup_low", "speedup_high", "winner", "plan")
 
 
@@ -31,7 +32,19 @@ WINNER_FIELDS = ("default_ms", "winner_ms", "speedup", "speedup_low", "speedup_h
 @click.option("--seconds", type=float, default=None, help="Seconds to screen one workload, at most; the final comes on top.")
 @click.option("--threads", type=int, default=None, help="Tune for this many threads.  [default: torch's own number]")
 @click.option("--memory-limit", type=float, default=None, help="Peak memory allowed, relative to the default's.  [default: 1.02]")
+@click.option(
+    "--cache", type=click.Choice(["warm", "cold"]), default="warm", show_default=True, help="Last-level cache when timed."
+)
+@click.option("--jobs", type=int, default=None, help="Processes that compile ahead.  [default: one for each core]")
 @click.option("--again", is_flag=True, help="Search also what is settled in the store for this effort.")
+@click.option("--retry-quarantined", is_flag=True, help="Try candidates again that were wrong, crashed or hung.")
+@click.option(
+    "--when-busy",
+    type=click.Choice(["wait", "measure"]),
+    default="wait",
+    show_default=True,
+    help="On a busy machine: wait, then refuse what stays noisy; or measure all the same.",
+)
 @store_option
 @json_option
 def sweep(
@@ -41,7 +54,11 @@ def sweep(
     seconds: float | None,
     threads: int | None,
     memory_limit: float | None,
+    cache: str,
+    jobs: int | None,
     again: bool,
+    retry_quarantined: bool,
+    when_busy: str,
     store: Path | None,
     as_json: bool,
 ) -> None:
@@ -50,7 +67,8 @@ def sweep(
     SPEC is file.py:function, which returns a callable and its example inputs, or the key of a stored workload. Ctrl-C keeps what
     was measured.
     """
-    for name, value in (("--trials", trials), ("--seconds", seconds), ("--threads", threads), ("--memory-limit", memory_limit)):
+    given = {"--trials": trials, "--seconds": seconds, "--threads": threads, "--memory-limit": memory_limit, "--jobs": jobs}
+    for name, value in given.items():
         if value is not None and not value > 0:
             raise UsageError(f"{name} must be more than 0, not {value:g}")
     if threads is not None and threads > (os.cpu_count() or 1):
@@ -60,7 +78,9 @@ def sweep(
 
     from tuner.cache.sqlite import SqliteStore
     from tuner.cli.sweep_table import watched
+    from tuner.lookup.yielding import ask_to_yield
     from tuner.measurement import Policy
+    from tuner.search.screen import Rules
     from tuner.search.sweep import plan_sweep, run_sweep
 
     chosen = EFFORTS[effort]
@@ -73,10 +93,17 @@ def sweep(
             seconds=chosen.seconds if seconds is None else seconds,
             memory_limit=chosen.memory_limit if memory_limit is None else memory_limit,
         )
+    if when_busy == "measure":
+        chosen = replace(chosen, patience=0)
     threads = torch.get_num_threads() if threads is None else threads
+    rules = Rules(retry=retry_quarantined, jobs=jobs)
+    ask_to_yield(settings.socket)
     with SqliteStore(settings.store) as opened, ExitStack() as stack:
         workloads = [workload for spec in specs for workload in graphs_of(spec, threads, opened.graph, opened.find_graphs)]
         show, insist = watched(stack, quiet=as_json), stack.enter_context(insistent_interrupts())
+
+        def waiting(why: str) -> None:
+            click.echo(f"Waiting: {why}", err=True)
 
         def changed() -> None:
             insist()
@@ -85,13 +112,15 @@ def sweep(
         plan = plan_sweep(workloads, chosen, changed)
         show.attach(plan)
         try:
-            run_sweep(plan, opened, Policy.for_cpu(threads), chosen, again)
+            run_sweep(plan, opened, Policy.for_cpu(threads, cache), chosen, again, rules, waiting)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would cost the results
             plan.interrupted = True
         show.finish()
     if as_json:
-        print_json({"results": [result_json(outcome) for outcome in plan.outcomes], "seconds": round(plan.seconds, 3)})
+        spent = {f"seconds_{name}": round(seconds, 3) for name, seconds in plan.spent.items()}
+        results = [result_json(outcome) for outcome in plan.outcomes]
+        print_json({"results": results, "seconds": round(plan.seconds, 3), **spent})
     _raise_what_failed(plan)
 
 
@@ -128,7 +157,8 @@ def result_json(outcome: Outcome) -> dict[str, Any]:
         "candidates_refused": dict(progress.refused),
         "candidates_failed": dict(progress.failed),
         **{name: won.get(name) for name in WINNER_FIELDS},
-        **({"error": outcome.error} if outcome.error else {}),
+        "whole": None if outcome.whole is None else {name: getattr(outcome.whole, name) for name in WHOLE_FIELDS},
+        **({"error": str(outcome.error)} if outcome.error else {}),
     }
 
 
@@ -138,7 +168,7 @@ def _raise_what_failed(plan: Sweep) -> None:
         measured = sum(outcome.progress.measured for outcome in plan.outcomes)
         click.echo(f"Interrupted; {measured} measurements are in the store, the next sweep goes on from them", err=True)
         sys.exit(130)
-    failed: list[Outcome] = [outcome for outcome in plan.outcomes if outcome.error]
-    if failed:
-        errors = WorkerError if failed[0].worker_failed else SpecError
-        raise errors(f"{failed[0].resolved.spec}: {failed[0].error}")
+    for outcome in plan.outcomes:
+        if outcome.error is not None:
+            outcome.error.args = (f"{outcome.resolved.spec}: {outcome.error}",)
+            raise outcome.error

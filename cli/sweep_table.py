@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tuner.cli.output import SHORT_KEY
+from tuner.cli.output import SHORT_KEY, speedup
 from tuner.search.progress import Progress
 from tuner.search.sweep import Outcome, Sweep
 
@@ -65,6 +65,7 @@ class Lines:
         for outcome in self.sweep.outcomes:
             for line in result_lines(outcome):
                 click.echo(line)
+        click.echo(spent_line(self.sweep))
 
 
 class Tables:
@@ -87,6 +88,7 @@ class Tables:
         for outcome in self.sweep.outcomes:
             for line in result_lines(outcome):
                 self.console.print(Text(line))
+        self.console.print(Text(spent_line(self.sweep)))
 
 
 def _table(sweep: Sweep) -> Group:
@@ -141,9 +143,19 @@ def result_lines(outcome: Outcome) -> list[str]:
         f"({winner.speedup_low:.2f} to {winner.speedup_high:.2f}), {winner.plan.describe()}"
         + (f" (settled in generation {outcome.generation})" if p.phase == "settled" else "")
     ]
+    if (whole := outcome.whole) is not None:
+        lines.append(
+            f"    the whole callable: {whole.default_ms:.3f} ms, with its plans {whole.planned_ms:.3f} ms, "
+            f"{speedup(whole.speedup, whole.speedup_low, whole.speedup_high)}: {whole.verdict}"
+        )
     if p.over_memory is not None and p.over_memory[0] > winner.speedup:
         ratio, memory, plan = p.over_memory
         lines.append(
             f"    left out for its peak memory, {memory:.2f} times the default's: {plan}, about {ratio:.2f}x as screened"
         )
     return lines
+
+
+def spent_line(sweep: Sweep) -> str:
+    spent = ", ".join(f"{seconds:.0f} s {name}" for name, seconds in sweep.spent.items())
+    return f"{sweep.seconds:.0f} s: {spent}"

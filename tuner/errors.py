@@ -10,9 +10,10 @@ TunerError                1  anything below, when nothing more precise fits
 ├── PlanError             6  a plan that does not validate
 │   ├── PlanNotRealised   6  the compiler did not make what the plan asks for
 │   └── DuplicateCode     6  the generated code was measured before; raised to skip its compilation
-└── WorkerError           7  the measuring process failed
-    ├── WorkerTimeout     7  ... it did not answer in time and was killed
-    └── WorkerDied        7  ... it ended by itself
+├── WorkerError           7  the measuring process failed
+│   ├── WorkerTimeout     7  ... it did not answer in time and was killed
+│   └── WorkerDied        7  ... it ended by itself
+└── DeviceBusy            8  the device is not quiet enough to be measured
 Interrupted by Ctrl-C: 130.
 """
 
@@ -124,3 +125,9 @@ class WorkerDied(WorkerError):
     def __init__(self, message: str, traceback: str = "", out_of_memory: bool = False):
         super().__init__(message, traceback)
         self.out_of_memory = out_of_memory
+
+
+class DeviceBusy(TunerError):
+    """The device was not quiet enough to be measured, also after waiting; the message says what was read."""
+
+    exit_code = 8

@@ -68,6 +68,11 @@ class Plan:
             "kernels": list(self.kernels),
         }
 
+    @property
+    def complexity(self) -> int:
+        """How many choices it makes: of two plans that are alike, the simpler one is to be preferred."""
+        return len(self.native) + len(self.config) + len(self.cuts) + len(self.kernels) + (self.groups is not None)
+
     @cached_property
     def key(self) -> str:
         """Candidate key: equal for equal plans in every process."""

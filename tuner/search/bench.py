@@ -1,33 +1,53 @@
-"""A measuring process with one graph on it, replaced when it dies."""
+"""A measuring process with one graph on it, replaced when it dies, grows or loses its device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.canonical import named_fields
-from tuner.errors import WorkerDied, WorkerError, WorkerTimeout
+from tuner.errors import DeviceBusy, WorkerDied, WorkerError, WorkerTimeout
 from tuner.measurement import Policy, Status
 from tuner.plan import Groups, Plan
 from tuner.search.workloads import Resolved
-from tuner.workers.process import START_S, Worker
+from tuner.workers.limits import OPEN_S, limits
+from tuner.workers.memory import is_leaking
+from tuner.workers.process import CHILD, START_S, Worker
+from tuner.workers.verdicts import lost
 
-COMPILE_S = 300.0
-# Floor and factor of the time allowed for timing: the default's own time for all samples, many times over.
-TIMING_FLOOR_S, TIMING_FACTOR = 20.0, 50.0
 DEFAULT = Plan()
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Interleaved samples, milliseconds for one call, by plan key, the default's among them; what was read meanwhile."""
+
+    times: dict[str, list[float]]
+    conditions: dict[str, Any] = field(default_factory=dict)
 
 
 class Bench:
     """A worker that holds one open graph; a dead one is replaced, and the graph opened again.
 
-    seed: of the inputs; each seed is other data. live: keys of the plans that the present worker has compiled and found right.
+    seed: of the inputs; each seed is other data. patience: how often a noisy stretch is repeated. live: keys of the plans that
+    the present worker has compiled and found right. seconds: wall time spent "compiling" (checks included) and "measuring".
+    own_copies: let every candidate have code of its own, also where it is equal to another's; for benchmarks of the method.
     """
 
-    def __init__(self, policy: Policy, seed: int):
-        self.policy, self.seed = policy, seed
+    module = CHILD
+
+    def __init__(
+        self, policy: Policy, seed: int, patience: int = 0, seconds: dict[str, float] | None = None, own_copies: bool = False
+    ):
+        self.policy, self.seed, self.patience, self.own_copies = policy, seed, patience, own_copies
+        self.seconds = defaultdict[str, float](float) if seconds is None else seconds
         self._worker: Worker | None = None
         self._resolved: Resolved | None = None
+        self._opened_bytes = 0
         self.live: set[str] = set()
         self.default: dict[str, Any] = {}
 
@@ -48,11 +68,20 @@ class Bench:
     def _open(self, resolved: Resolved) -> dict[str, Any]:
         self._resolved = resolved
         if self._worker is None:
-            self._worker = Worker(self.policy.threads)
-        request = {"graph": resolved.graph.to_json(), "ambient": named_fields(resolved.query.ambient)}
-        self.default = self._ask(START_S + COMPILE_S, do="open", **request, seed=self.seed, clock=self.policy.clock)
+            self._worker = Worker(self.policy.threads, resolved.device, self.module)
+        with self._spent("compiling"):
+            self.default = self._ask(START_S + OPEN_S, do="open", **open_request(resolved, self.policy, self.seed))
         self.live = {DEFAULT.key}
+        self._opened_bytes = self.default.get("resident_bytes", 0)
         return self.default
+
+    @contextmanager
+    def _spent(self, on: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[on] += time.monotonic() - started
 
     def _ask(self, timeout_s: float, **request: Any) -> Any:
         assert self._worker is not None
@@ -62,52 +91,64 @@ class Bench:
             self.close()
             raise
 
-    def try_plan(self, plan: Plan, expected: Groups | None, seen_codes: list[str]) -> dict[str, Any]:
-        """The worker's verdict, see Session.try_plan. Where it hangs or dies over the plan, the verdict is "timeout" or "crash".
+    def try_plan(self, plan: Plan, expected: Groups | None, seen_codes: Sequence[str]) -> dict[str, Any]:
+        """The worker's verdict, see Session.try_plan. Where it hangs or dies over the plan, the verdict says so.
 
         Raises WorkerError, UnsupportedGraph where a new worker cannot open the graph again: that is not the plan's fault.
         """
         if self._worker is None:
             assert self._resolved is not None
             self.open(self._resolved)
+        request = {"plan": plan.to_json(), "expected": expected, "seen_codes": list(seen_codes)}
         try:
-            verdict = self._ask(COMPILE_S, do="try", plan=plan.to_json(), expected=expected, seen_codes=seen_codes)
+            with self._spent("compiling"):
+                verdict = self._ask(limits(self.default).try_s, do="try", **request, own_copy=plan.key if self.own_copies else "")
         except WorkerError as error:
-            return {"status": fault(error), "message": str(error)}
+            return lost(error)
         if verdict["status"] == "ok":
             self.live.add(plan.key)
+        if verdict.get("sticky") or is_leaking(self._opened_bytes, verdict.get("resident_bytes", 0)):
+            self.close()
         return verdict
 
     def prepare(self, wanted: Sequence[tuple[Plan, Groups | None]]) -> dict[str, dict[str, Any]]:
         """Verdicts by plan key; those that are "ok" are all live. A plan that kills the worker costs the others a repetition."""
         verdicts: dict[str, dict[str, Any]] = {}
-        while missing := [
-            (plan, groups)
-            for plan, groups in wanted
-            if plan.key not in self.live and verdicts.get(plan.key, {"status": "ok"})["status"] == "ok"
-        ]:
+        for _ in range(2 * len(wanted) + 1):
+            missing = [
+                (plan, groups)
+                for plan, groups in wanted
+                if plan.key not in self.live and verdicts.get(plan.key, {"status": "ok"})["status"] == "ok"
+            ]
+            if not missing:
+                break
             plan, groups = missing[0]
-            verdicts[plan.key] = self.try_plan(plan, groups, [])
+            verdicts[plan.key] = self.try_plan(plan, groups, ())
         return verdicts
 
-    def time(self, plans: Sequence[Plan], samples: int) -> dict[str, list[float]]:
-        """Interleaved samples by plan key, the default's among them, of live plans. Raises WorkerError."""
+    def time(self, plans: Sequence[Plan], samples: int) -> Timed:
+        """Samples of live plans and the default. Raises WorkerError; DeviceBusy where the machine was not quiet enough."""
         calls = (samples + 1) * self.default["repetitions"] * (len(plans) + 1)
-        limit_s = TIMING_FLOOR_S + TIMING_FACTOR * calls * self.default["default_ms"] / 1e3
-        return self._ask(limit_s, do="time", keys=[plan.key for plan in plans], samples=samples, seed=self.seed)
+        limit_s = limits(self.default).run_s(calls) * (1 + self.patience)
+        keys = [plan.key for plan in plans]
+        with self._spent("measuring"):
+            told = self._ask(limit_s, do="time", keys=keys, samples=samples, seed=self.seed, patience=self.patience)
+        if told.get("busy") and self.patience:
+            raise DeviceBusy(told["busy"])
+        return Timed(told["times"], told.get("conditions", {}))
 
-    def time_each(self, wanted: Sequence[tuple[Plan, Groups | None]], samples: int) -> dict[str, dict[str, list[float]] | Status]:
+    def time_each(self, wanted: Sequence[tuple[Plan, Groups | None]], samples: int) -> dict[str, Timed | Status]:
         """For each live plan, by its key, what `time` says: of all together, or one by one where the worker is lost over them.
 
         A plan over which it is lost alone gets a verdict instead.
         """
         try:
-            times = self.time([plan for plan, _ in wanted], samples)
-            return {plan.key: times for plan, _ in wanted}
+            timed = self.time([plan for plan, _ in wanted], samples)
+            return {plan.key: timed for plan, _ in wanted}
         except WorkerError as error:
             if len(wanted) == 1:
-                return {wanted[0][0].key: fault(error)}
-        found: dict[str, dict[str, list[float]] | Status] = {}
+                return {wanted[0][0].key: lost(error)["status"]}
+        found: dict[str, Timed | Status] = {}
         for plan, groups in wanted:
             self.prepare([(plan, groups)])
             found |= self.time_each([(plan, groups)], samples) if plan.key in self.live else {plan.key: "crash"}
@@ -126,6 +167,7 @@ class Bench:
         self.close()
 
 
-def fault(error: WorkerError) -> Status:
-    """The verdict on a candidate over which the worker was lost."""
-    return "timeout" if isinstance(error, WorkerTimeout) else "crash"
+def open_request(resolved: Resolved, policy: Policy, seed: int) -> dict[str, Any]:
+    """What a worker is told to open a graph."""
+    ambient = named_fields(resolved.query.ambient)
+    return {"graph": resolved.graph.to_json(), "ambient": ambient, "seed": seed, "policy": policy.fields()}

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal
+from typing import Any
 
 from tuner.cache.contract import Store
-from tuner.errors import UnsupportedGraph, WorkerError
-from tuner.measure.statistics import MIN_SPEEDUP, Speedup, speedup_of
+from tuner.errors import DeviceBusy, TunerError, UnsupportedGraph, WorkerError
+from tuner.measure.promises import MIN_SPEEDUP
+from tuner.measure.statistics import Speedup, median_ratio, speedup_of
 from tuner.measurement import Measurement, Policy, Status, Winner
 from tuner.plan import Groups, Plan
-from tuner.search.bench import DEFAULT, Bench
+from tuner.search.bench import DEFAULT, Bench, Timed
 from tuner.search.effort import Effort
+from tuner.search.heats import preference
 from tuner.search.provenance import provenance
-from tuner.search.screen import SEED, Screening, measured
-from tuner.search_spaces.space import SPACE_VERSION, Candidate
+from tuner.search.race import ALIKE
+from tuner.search.screen import SEED, Finalist, Rules, Screening, measured
+from tuner.search_spaces.space import SPACE_VERSION
+
+# An interval that is narrower, relative to its value, will not become a winner's by more processes.
+NARROW = 0.01
 
 
 @dataclass
@@ -25,30 +31,66 @@ class Evidence:
 
     screening: Screening
     measurements: dict[str, list[Measurement]] = field(default_factory=dict)
-    error: str | None = None
+    error: TunerError | None = None
+
+    def rows(self, finalist: Finalist) -> list[Measurement]:
+        return self.measurements.get(finalist.candidate.plan.key, [])
+
+    def in_the_running(self, finalist: Finalist, effort: Effort) -> bool:
+        """Whether nothing that was measured so far keeps it from being the winner."""
+        return all(row.status == "ok" and row.memory_ratio <= effort.memory_limit for row in self.rows(finalist))
+
+    def decided(self, effort: Effort) -> bool:
+        """Whether more processes would change nothing, at a look: every finalist has won or is without hope."""
+        return all(self._decided(finalist, effort) for finalist in self.screening.finalists)
+
+    def _decided(self, finalist: Finalist, effort: Effort) -> bool:
+        if not self.in_the_running(finalist, effort):
+            return True
+        speedup = interval(self.rows(finalist), effort)
+        if speedup.low > MIN_SPEEDUP or speedup.width < NARROW:
+            return True
+        # Giving up needs no caution: the default wins. The typical process decides, not an odd one.
+        return median(median_ratio(row.default_samples_ms, row.samples_ms) for row in self.rows(finalist)) < MIN_SPEEDUP
+
+
+def interval(rows: Sequence[Measurement], effort: Effort) -> Speedup:
+    """The speed-up with bounds that hold for all finalists and looks of a sweep together."""
+    return speedup_of([(row.default_samples_ms, row.samples_ms) for row in rows], effort.final_error)
 
 
 def run_finals(
-    screenings: Sequence[Screening], store: Store, policy: Policy, effort: Effort, watch: Callable[[Screening], None]
+    screenings: Sequence[Screening],
+    store: Store,
+    policy: Policy,
+    effort: Effort,
+    watch: Callable[[Screening], None],
+    seconds: Mapping[str, dict[str, float]],
+    rules: Rules | None = None,
 ) -> dict[str, Evidence]:
-    """Measures the finalists of all workloads in `effort.processes` fresh processes, which all workloads share, on fresh inputs.
+    """Measures the finalists of all workloads, in fresh processes which they share, on fresh inputs, until each is decided.
 
-    Each measurement is stored when it ends. watch: called before each workload in each process. By exact-match key.
+    Each measurement is stored when it ends. watch: called before each workload in each process. seconds: by exact-match key, what
+    is spent on each workload. By exact-match key.
     """
     evidence = {s.resolved.query.exact_key: Evidence(s) for s in screenings if s.finalists}
-    for process in range(effort.processes if evidence else 0):
-        with Bench(policy, SEED + 1 + process) as bench:
-            for item in evidence.values():
-                if item.error is not None:
-                    continue
+    open_ = list(evidence.values())
+    for process in range(effort.looks[-1]):
+        if process in effort.looks:
+            open_ = [item for item in open_ if item.error is None and not item.decided(effort)]
+        if not open_:
+            break
+        with Bench(policy, SEED + 2 + process, effort.patience, own_copies=bool(rules and rules.own_copies)) as bench:
+            for item in open_:
                 watch(item.screening)
+                bench.seconds = seconds[item.screening.resolved.query.exact_key]
                 try:
                     for measurement in _one_process(bench, item, effort):
                         store.add_measurement(measurement)
                         item.measurements.setdefault(measurement.plan.key, []).append(measurement)
                 # The default is at fault, or the machine, and no candidate: there is nothing to conclude from.
-                except (WorkerError, UnsupportedGraph) as error:
-                    item.error = f"the final could not be held: {error}"
+                except (WorkerError, UnsupportedGraph, DeviceBusy) as error:
+                    item.error = error
     return evidence
 
 
@@ -56,66 +98,83 @@ def _one_process(bench: Bench, item: Evidence, effort: Effort) -> Iterator[Measu
     """One measurement for each finalist that is still in, with samples or with the verdict that puts it out."""
     resolved = item.screening.resolved
     bench.open(resolved)
-    candidates = {
-        finalist.candidate.plan.key: finalist
-        for finalist in item.screening.finalists
-        if all(row.status == "ok" for row in item.measurements.get(finalist.candidate.plan.key, ()))
-    }
+    candidates = {f.candidate.plan.key: f for f in item.screening.finalists if item.in_the_running(f, effort)}
     wanted = {key: (finalist.candidate.plan, finalist.screened.realised) for key, finalist in candidates.items()}
     verdicts = bench.prepare(list(wanted.values()))
     live = [wanted[key] for key in wanted if key in bench.live]
     times = bench.time_each(live, effort.final_samples) if live else {}
     for key, finalist in candidates.items():
-        verdict, samples = verdicts[key], times.get(key, {})
-        status: Status = "compile_error" if verdict["status"] == "not_realised" else verdict["status"]
-        if isinstance(samples, str):
-            status, samples = samples, {}
-        yield measured(bench, resolved, finalist.candidate, "final", status, verdict, samples)
+        verdict, timed = verdicts[key], times.get(key, Timed({}))
+        status: Status = "compile_error" if verdict["status"] in ("not_realised", "refused") else verdict["status"]
+        if not isinstance(timed, Timed):
+            status, timed = timed, Timed({})
+        yield measured(bench, resolved, finalist.candidate, "final", status, verdict, timed)
 
 
-def conclude(screening: Screening, evidence: Evidence | None, policy: Policy, effort: Effort) -> Winner:
-    """The winner by promise 1: the finalist whose lower bound is highest, if that exceeds 1.01; else the default, settled."""
-    confirmed: list[tuple[Speedup, Candidate, list[Measurement]]] = []
-    for finalist in screening.finalists:
-        rows = evidence.measurements.get(finalist.candidate.plan.key, []) if evidence else []
-        if len(rows) < effort.processes or any(row.status != "ok" for row in rows):
+@dataclass(frozen=True)
+class Confirmed:
+    """A finalist that beat the default beyond noise."""
+
+    plan: Plan
+    speedup: Speedup
+    rows: list[Measurement]
+
+
+def conclude(
+    screening: Screening, evidence: Evidence | None, policy: Policy, effort: Effort, seconds: Mapping[str, float]
+) -> Winner:
+    """The winner by promise 1: the fastest finalist whose lower bound exceeds 1.01; else the default, settled.
+
+    Of finalists that are alike, the incumbent wins, then the simpler one, so that repeated sweeps agree.
+    """
+    confirmed = list(_confirmed(evidence, effort)) if evidence is not None else []
+    rows = [row for rows in (evidence.measurements.values() if evidence else ()) for row in rows if row.status == "ok"]
+    default_ms = median(ms for row in rows for ms in row.default_samples_ms) if rows else screening.default_ms
+    told: dict[str, Any] = {
+        "finalists": [finalist.candidate.plan.describe() for finalist in screening.finalists],
+        "seconds": {name: round(spent, 3) for name, spent in seconds.items()},
+    }
+    if not confirmed:
+        plain = Speedup(1.0, 1.0, 1.0)
+        return _winner(screening, DEFAULT, screening.default_groups, default_ms, default_ms, plain, policy, effort, told)
+    fastest = max(found.speedup.value for found in confirmed)
+    alike = [found for found in confirmed if found.speedup.value >= fastest * (1 - ALIKE)]
+    best = min(alike, key=lambda found: preference(found.plan, screening.incumbent))
+    default_ms = median(ms for row in best.rows for ms in row.default_samples_ms)
+    winner_ms = median(ms for row in best.rows for ms in row.samples_ms)
+    told |= _evidence(best.rows)
+    return _winner(screening, best.plan, best.rows[0].realised, default_ms, winner_ms, best.speedup, policy, effort, told)
+
+
+def _confirmed(evidence: Evidence, effort: Effort) -> Iterator[Confirmed]:
+    for finalist in evidence.screening.finalists:
+        rows = evidence.rows(finalist)
+        if len(rows) not in effort.looks or not evidence.in_the_running(finalist, effort):
             continue
-        speedup = speedup_of([(row.default_samples_ms, row.samples_ms) for row in rows])
-        if speedup.low > MIN_SPEEDUP and all(row.memory_ratio <= effort.memory_limit for row in rows):
-            confirmed.append((speedup, finalist.candidate, rows))
-    if confirmed:
-        speedup, candidate, rows = max(confirmed, key=lambda found: found[0].low)
-        realised = rows[0].realised
-        samples = {
-            "default_ms": median(ms for row in rows for ms in row.default_samples_ms),
-            "winner_ms": median(ms for row in rows for ms in row.samples_ms),
-        }
-        plan_winner = _winner(screening, "plan", candidate.plan, realised, speedup, policy, effort, samples)
-        return replace(plan_winner, evidence={**plan_winner.evidence, **_evidence(rows)})
-    finals = [row for rows in (evidence.measurements.values() if evidence else ()) for row in rows if row.status == "ok"]
-    default_ms = median(ms for row in finals for ms in row.default_samples_ms) if finals else screening.default_ms
-    samples = {"default_ms": default_ms, "winner_ms": default_ms}
-    return _winner(screening, "default", DEFAULT, screening.default_groups, Speedup(1.0, 1.0, 1.0), policy, effort, samples)
+        speedup = interval(rows, effort)
+        if speedup.low > MIN_SPEEDUP:
+            yield Confirmed(finalist.candidate.plan, speedup, rows)
 
 
 def _winner(
     screening: Screening,
-    kind: Literal["plan", "default"],
     plan: Plan,
     groups: Groups | None,
+    default_ms: float,
+    winner_ms: float,
     speedup: Speedup,
     policy: Policy,
     effort: Effort,
-    samples_ms: dict[str, float],
+    evidence: Mapping[str, Any],
 ) -> Winner:
     resolved = screening.resolved
     return Winner(
         query=resolved.query,
-        kind=kind,
+        kind="default" if plan.is_default else "plan",
         plan=plan,
         groups=groups,
-        default_ms=samples_ms["default_ms"],
-        winner_ms=samples_ms["winner_ms"],
+        default_ms=default_ms,
+        winner_ms=winner_ms,
         speedup=speedup.value,
         speedup_low=speedup.low,
         speedup_high=speedup.high,
@@ -123,7 +182,7 @@ def _winner(
         effort=effort.name,
         space_version=SPACE_VERSION,
         program_key=resolved.program_key,
-        evidence={"finalists": [finalist.candidate.plan.describe() for finalist in screening.finalists]},
+        evidence=evidence,
         provenance=provenance(),
     )
 
@@ -132,7 +191,7 @@ def _evidence(rows: Sequence[Measurement]) -> dict[str, object]:
     return {
         "processes": len(rows),
         "samples_per_process": len(rows[0].samples_ms),
-        "speedup_by_process": [median(row.default_samples_ms) / median(row.samples_ms) for row in rows],
+        "speedup_by_process": [median_ratio(row.default_samples_ms, row.samples_ms) for row in rows],
         "error": max(row.error or 0.0 for row in rows),
         "peak_bytes": max(row.peak_bytes or 0 for row in rows),
         "default_peak_bytes": max(row.default_peak_bytes or 0 for row in rows),

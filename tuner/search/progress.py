@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 class Progress:
     """State of one workload; changed in place, then `notify` is called.
 
-    phase: "waiting", "screening", "race", "final", "done", "settled", "failed". best: speed-up of the best candidate so far as
-    screened, or of the winner when done. over_memory: the best speed-up that the memory limit kept out, with its peak memory
-    relative to the default's.
+    phase: "waiting", "screening", "race", "final", "whole", "done", "settled", "failed". best: speed-up of the best candidate so
+    far as screened, or of the winner when done. over_memory: the best speed-up that the memory limit kept out, with its peak
+    memory relative to the default's. seconds_spent: wall time "compiling" (checks included) and "measuring", final included.
     """
 
     spec: str
@@ -31,6 +31,7 @@ class Progress:
     refused: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     over_memory: tuple[float, float, str] | None = None
+    seconds_spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     started: float | None = None
     spent_s: float = 0.0
 

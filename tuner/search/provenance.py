@@ -11,8 +11,8 @@ from typing import Any
 import tuner
 
 
-def provenance() -> dict[str, Any]:
-    """Date (UTC), host, user, host load over one minute, kernel and versions, as JSON values."""
+def provenance(**more: Any) -> dict[str, Any]:
+    """Date (UTC), host, user, host load over one minute, kernel and versions, as JSON values; and what else is not empty."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):
@@ -25,4 +25,5 @@ def provenance() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "tuner": tuner.__version__,
+        **{name: value for name, value in more.items() if value},
     }

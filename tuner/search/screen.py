@@ -1,32 +1,50 @@
-"""Screening of one workload: propose, compile, check, time with few samples, race the best; the final is elsewhere."""
+"""Screening of one workload: propose, compile, check, time with few samples."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.cache.contract import Store
-from tuner.errors import WorkerError
+from tuner.errors import DeviceBusy, WorkerError
 from tuner.measure.statistics import median_ratio
 from tuner.measurement import Measurement, Stage, Status
 from tuner.plan import Groups, Plan, canonical_groups
-from tuner.search.bench import DEFAULT, Bench, fault
+from tuner.search.bench import DEFAULT, Bench, Timed, open_request
 from tuner.search.effort import Effort
 from tuner.search.progress import Progress
 from tuner.search.provenance import provenance
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.native import NATIVE_OPS
 from tuner.search_spaces.space import Candidate, candidates
+from tuner.workers.pool import CompilePool
+from tuner.workers.verdicts import lost
 
 SEED = 20260
+# Candidates handed to each process of the compile pool at a time: enough to even out, few enough to look at the clock in between.
+BATCH = 3
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How to search, beside how much.
+
+    retry: try also what is in quarantine. jobs: processes that compile ahead, if more than one; None: one for each core.
+    own_copies: see Bench. space: the candidates of a graph, given the default's groups and the kinds of ops that may stay native.
+    """
+
+    retry: bool = False
+    jobs: int | None = None
+    own_copies: bool = False
+    space: Callable[[Groups, Iterable[str]], Iterable[Candidate]] = candidates
 
 
 @dataclass
 class Finalist:
-    """A candidate that screening puts forward, with its measurement; ratio: its speed-up there, or in the race."""
+    """A candidate that passed screening, with its measurement; ratio: its speed-up there, or in the race."""
 
     candidate: Candidate
     screened: Measurement
@@ -35,41 +53,51 @@ class Finalist:
 
 @dataclass
 class Screening:
-    """What screening of one workload found. default_ms: median time of the default, milliseconds."""
+    """What screening of one workload found. default_ms: median time of the default. incumbent: the plan that won before.
+
+    passed: candidates that were right, timed and within the memory limit. finalists: what the race makes of them.
+    """
 
     resolved: Resolved
     default_ms: float = 0.0
     default_groups: Groups = ()
+    passed: list[Finalist] = field(default_factory=list)
     finalists: list[Finalist] = field(default_factory=list)
+    incumbent: Plan = DEFAULT
 
 
-def screen(bench: Bench, resolved: Resolved, store: Store, effort: Effort, progress: Progress, again: bool = False) -> Screening:
+def screen(
+    bench: Bench, pool: CompilePool | None, resolved: Resolved, store: Store, effort: Effort, progress: Progress, rules: Rules
+) -> Screening:
     """Tries candidates until the space, the trials or the seconds are used up.
 
-    Each trial is stored when it ends. Candidates that the store has a verdict on are not compiled again, but with `again` those
-    that hung or crashed. Raises UnsupportedGraph, or WorkerError where the default itself fails.
+    Each trial is stored when it ends. Candidates that the store has a verdict on are not compiled again. pool: compiles ahead;
+    without one the measuring process compiles. Raises UnsupportedGraph, WorkerError where the default itself fails, DeviceBusy.
     """
     progress.enter("screening")
     started = time.monotonic()
     default = bench.open(resolved)
-    run = _Run(bench, resolved, store, effort, progress, again)
+    stored = store.winner(resolved.query.exact_key)
+    run = _Run(bench, resolved, store, effort, progress, rules)
     result = Screening(resolved, default["default_ms"], canonical_groups(default["realised"] or []))
+    result.incumbent = DEFAULT if stored is None else stored[0].plan
     progress.default_ms = result.default_ms
-    native = resolved.graph.native_form
-    kinds = NATIVE_OPS.intersection(native.calls) if native is not None else frozenset()
-    # Where the compiler generates no kernels, there is nothing to choose.
-    queue = deque(candidates(result.default_groups, kinds) if result.default_groups else ())
     run.seen_codes.add(default["code_key"] or "")
     run.seen_groups.add(result.default_groups)
+    queue = run.proposals(result.default_groups, result.incumbent, default.get("checkable", True))
+    if queue and pool is not None:
+        pool.open(open_request(resolved, bench.policy, bench.seed))
+    size = 1 if pool is None else BATCH * pool.size
     while queue and run.trials < effort.trials and time.monotonic() - started < effort.seconds:
-        reached = run.trial(queue.popleft())
-        if reached is not None:
-            queue.appendleft(reached)
-        progress.notify()
+        batch = run.admitted(queue, min(size, effort.trials - run.trials))
+        for candidate, verdict in run.compiled(pool, batch):
+            reached = run.trial(candidate, verdict)
+            if reached is not None:
+                queue.appendleft(reached)
+            progress.notify()
     if run.default_samples:
         result.default_ms = sorted(run.default_samples)[len(run.default_samples) // 2]
-    progress.enter("race")
-    result.finalists = list(run.race())
+    result.passed = run.passed
     progress.spent_s = time.monotonic() - started
     return result
 
@@ -77,11 +105,14 @@ def screen(bench: Bench, resolved: Resolved, store: Store, effort: Effort, progr
 class _Run:
     """The state of one screening."""
 
-    def __init__(self, bench: Bench, resolved: Resolved, store: Store, effort: Effort, progress: Progress, again: bool):
-        self.bench, self.resolved, self.store, self.effort, self.progress = bench, resolved, store, effort, progress
+    def __init__(self, bench: Bench, resolved: Resolved, store: Store, effort: Effort, progress: Progress, rules: Rules):
+        self.bench, self.resolved, self.store, self.effort = bench, resolved, store, effort
+        self.progress, self.rules = progress, rules
+        self.quarantined = {} if rules.retry else store.quarantined(resolved.query)
         known = store.measurements(resolved.query.exact_key, "screen", bench.policy.key)
-        passing = ("busy", "timeout", "crash") if again else ("busy",)
-        self.known = {measurement.plan.key: measurement for measurement in known if measurement.status not in passing}
+        passing = ("busy", "wrong", "timeout", "crash") if rules.retry else ("busy",)
+        self.known = {measurement.plan.key: measurement for measurement in known}
+        self.known = {key: measurement for key, measurement in self.known.items() if measurement.status not in passing}
         self.seen_codes: set[str] = set()
         self.seen_groups: set[Groups] = set()
         self.passed: list[Finalist] = []
@@ -90,45 +121,97 @@ class _Run:
         for measurement in self.known.values():
             self._count(Candidate(measurement.label, measurement.plan), measurement)
 
-    def trial(self, candidate: Candidate) -> Candidate | None:
-        """Tries one candidate. The answer, if any, is the grouping that the compiler made instead, to be tried next."""
-        plan = candidate.plan
+    def proposals(self, groups: Groups, incumbent: Plan, checkable: bool) -> deque[Candidate]:
+        """The space, the stored winner first. Where outputs cannot be checked, only what leaves numerics alone."""
+        # Where the compiler generates no kernels, there is nothing to choose.
+        if not groups:
+            return deque()
+        native = self.resolved.graph.native_form
+        kinds = NATIVE_OPS.intersection(native.calls) if native is not None else frozenset()
+        found = deque(self.rules.space(groups, kinds))
+        if not incumbent.is_default and all(candidate.plan != incumbent for candidate in found):
+            found.appendleft(Candidate("incumbent", incumbent))
+        if not checkable:
+            self.progress.refused["not checkable"] += sum(not _leaves_numerics(candidate.plan) for candidate in found)
+            found = deque(candidate for candidate in found if _leaves_numerics(candidate.plan))
+        return found
+
+    def admitted(self, queue: deque[Candidate], count: int) -> list[Candidate]:
+        """The next candidates, at most `count`, that are neither known nor in quarantine nor proposed before."""
+        batch: list[Candidate] = []
+        while queue and len(batch) < count:
+            candidate = queue.popleft()
+            if self._admits(candidate.plan):
+                batch.append(candidate)
+        return batch
+
+    def _admits(self, plan: Plan) -> bool:
         if plan.groups is not None and not plan.config and not plan.native:
             if plan.groups in self.seen_groups:
                 self.progress.duplicates += 1
-                return None
+                return False
             self.seen_groups.add(plan.groups)
-        if plan.key in self.known:
-            return None
-        verdict = self.bench.try_plan(plan, plan.groups, sorted(self.seen_codes))
-        if verdict["status"] == "duplicate":
-            self.progress.duplicates += 1
-            return None
-        if verdict["status"] == "not_realised":
-            self.progress.refused["unreachable grouping"] += 1
-            groups = canonical_groups(verdict["realised"])
-            return None if groups in self.seen_groups else Candidate(candidate.label, Plan(groups=groups))
+        if plan.key in self.quarantined:
+            self.progress.refused["quarantined"] += 1
+            return False
+        return plan.key not in self.known
+
+    def compiled(self, pool: CompilePool | None, batch: Sequence[Candidate]) -> Iterator[tuple[Candidate, dict[str, Any] | None]]:
+        """The candidates with the compile pool's verdict, as they come; None where nobody has compiled it yet.
+
+        On a CPU all are compiled before the first is measured: the pool would take the measuring process's time.
+        """
+        if pool is None:
+            yield from ((candidate, None) for candidate in batch)
+            return
+        by_key = {candidate.plan.key: candidate for candidate in batch}
+        copies = self.rules.own_copies
+        jobs = [(candidate.plan, candidate.plan.groups, candidate.plan.key if copies else "") for candidate in batch]
+        made = pool.compile(jobs, sorted(self._codes()), self.bench.default)
+        if self.resolved.device == "cpu":
+            before = time.monotonic()
+            made = iter(list(made))
+            self.bench.seconds["compiling"] += time.monotonic() - before
+        for plan, verdict in made:
+            yield by_key[plan.key], verdict
+
+    def _codes(self) -> Iterable[str]:
+        return () if self.rules.own_copies else self.seen_codes
+
+    def trial(self, candidate: Candidate, compiled: dict[str, Any] | None) -> Candidate | None:
+        """Tries one candidate. The answer, if any, is the grouping that the compiler made instead, to be tried next."""
+        plan = candidate.plan
+        verdict = compiled
+        if verdict is None or verdict["status"] == "ok":
+            verdict = self.bench.try_plan(plan, plan.groups, sorted(self._codes()))
+        match verdict["status"]:
+            case "duplicate":
+                self.progress.duplicates += 1
+                return None
+            case "not_realised":
+                self.progress.refused["unreachable grouping"] += 1
+                groups = canonical_groups(verdict["realised"])
+                return None if groups in self.seen_groups else Candidate(candidate.label, Plan(groups=groups))
+            case "refused":
+                self.progress.refused["not checkable"] += 1
+                return None
         self.trials += 1
         if verdict["status"] != "ok":
             self._keep(candidate, verdict["status"], verdict)
             return None
         try:
-            times = self.bench.time([plan], self.effort.screen_samples)
+            timed = self.bench.time([plan], self.effort.screen_samples)
         except WorkerError as error:
-            self._keep(candidate, fault(error), verdict, message=str(error))
-            return None
-        self._keep(candidate, "ok", verdict, times)
+            self._keep(candidate, lost(error)["status"], {**verdict, **lost(error)})
+        except DeviceBusy as error:
+            self._keep(candidate, "busy", {**verdict, "message": str(error)})
+            raise
+        else:
+            self._keep(candidate, "ok", verdict, timed)
         return None
 
-    def _keep(
-        self,
-        candidate: Candidate,
-        status: Status,
-        verdict: dict[str, Any] | None = None,
-        times: dict[str, list[float]] | None = None,
-        message: str = "",
-    ) -> None:
-        measurement = measured(self.bench, self.resolved, candidate, "screen", status, verdict or {}, times or {}, message)
+    def _keep(self, candidate: Candidate, status: Status, verdict: dict[str, Any], timed: Timed | None = None) -> None:
+        measurement = measured(self.bench, self.resolved, candidate, "screen", status, verdict, timed)
         self.store.add_measurement(measurement)
         self._count(candidate, measurement)
 
@@ -150,36 +233,9 @@ class _Run:
         if ratio > progress.best:
             progress.best, progress.best_plan = ratio, candidate.plan.describe()
 
-    def race(self) -> Iterator[Finalist]:
-        """The best few, compared with each other and the default in one interleaved run; those that stay ahead, best first."""
-        racers = sorted((f for f in self.passed if f.ratio > 1.0), key=lambda f: -f.ratio)[: self.effort.racers]
-        self.bench.prepare([(racer.candidate.plan, racer.screened.realised) for racer in racers])
-        racers = [racer for racer in racers if racer.candidate.plan.key in self.bench.live]
-        if not racers:
-            return
-        try:
-            times = self.bench.time([racer.candidate.plan for racer in racers], self.effort.race_samples)
-        # Each was timed alone before: then that has to do.
-        except WorkerError:
-            yield from racers[: self.effort.finalists]
-            return
-        for racer in racers:
-            key = racer.candidate.plan.key
-            screened = racer.screened
-            self.store.add_measurement(
-                replace(
-                    screened,
-                    stage="race",
-                    samples_ms=tuple(times[key]),
-                    default_samples_ms=tuple(times[DEFAULT.key]),
-                    process=self.bench.process,
-                    provenance=provenance(),
-                )
-            )
-            racer.ratio = median_ratio(times[DEFAULT.key], times[key])
-        # A candidate behind by a hair here may still be ahead in truth, but not by what promise 1 asks for.
-        ahead = sorted((r for r in racers if r.ratio > 1.0), key=lambda r: -r.ratio)
-        yield from ahead[: self.effort.finalists]
+
+def _leaves_numerics(plan: Plan) -> bool:
+    return not plan.native and not plan.config
 
 
 def measured(
@@ -189,11 +245,11 @@ def measured(
     stage: Stage,
     status: Status,
     verdict: dict[str, Any],
-    times: dict[str, list[float]],
-    message: str = "",
+    timed: Timed | None = None,
 ) -> Measurement:
     """The row that a trial leaves in the store."""
     realised = verdict.get("realised")
+    times = timed.times if timed is not None else {}
     return Measurement(
         query=resolved.query,
         policy=bench.policy,
@@ -208,8 +264,10 @@ def measured(
         error=verdict.get("error"),
         peak_bytes=verdict.get("peak_bytes"),
         default_peak_bytes=bench.default.get("peak_bytes"),
-        message=message or verdict.get("message", ""),
+        message=verdict.get("message", ""),
         process=bench.process,
         program_key=resolved.program_key,
-        provenance=provenance(),
+        provenance=provenance(
+            conditions=timed.conditions if timed is not None else {}, traceback=verdict.get("traceback", ""), seed=bench.seed
+        ),
     )

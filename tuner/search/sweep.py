@@ -1,36 +1,46 @@
-"""A sweep: screen each workload, one final for all, record the winners."""
+"""A sweep: screen each workload, one final for all, a final for each whole callable, record the winners."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from tuner.cache.contract import Store
-from tuner.errors import SpecError, WorkerError
-from tuner.measurement import Policy, Winner
+from tuner.errors import DeviceBusy, SpecError, TunerError, WorkerError
+from tuner.measurement import Policy, ProgramFinal, Winner
 from tuner.search.bench import Bench
 from tuner.search.effort import RANKS, Effort
 from tuner.search.final import conclude, run_finals
+from tuner.search.heats import race
 from tuner.search.progress import Progress
-from tuner.search.screen import SEED, Screening, screen
+from tuner.search.screen import SEED, Rules, Screening, screen
+from tuner.search.whole import hold_whole_final, plans_of, programs_of
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.space import SPACE_VERSION
+from tuner.workers.device_lock import hold_device, lock_name
+from tuner.workers.pool import CompilePool
+from tuner.workload.graph import is_stored_key
 
 
 @dataclass
 class Outcome:
-    """What became of one graph of one SPEC; no winner where it could not be tuned (`error` says why) or was not reached."""
+    """What became of one graph of one SPEC; no winner where it could not be tuned (`error` says why) or was not reached.
+
+    whole: what the final of the whole callable said of the graph's program, where there was one.
+    """
 
     resolved: Resolved
     progress: Progress
     winner: Winner | None = None
     generation: int | None = None
-    error: str | None = None
-    worker_failed: bool = False
+    error: TunerError | None = None
+    whole: ProgramFinal | None = None
 
-    def fail(self, error: str, worker_failed: bool) -> None:
-        self.error, self.worker_failed = error, worker_failed
+    def fail(self, error: TunerError) -> None:
+        self.error = error
         self.progress.enter("failed")
 
 
@@ -41,11 +51,21 @@ class Sweep:
     outcomes: list[Outcome] = field(default_factory=list)
     interrupted: bool = False
     started: float = field(default_factory=time.monotonic)
+    whole_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Seconds since the sweep was planned."""
         return time.monotonic() - self.started
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Those seconds by what they were spent on: "compiling" (checks included), "measuring" (the finals of whole callables
+        included), and "idle", the rest: capture, starting processes, waiting for a device or for quiet."""
+        distinct = {id(outcome.progress): outcome.progress.seconds_spent for outcome in self.outcomes}.values()
+        compiling = sum(spent["compiling"] for spent in distinct)
+        measuring = sum(spent["measuring"] for spent in distinct) + self.whole_seconds
+        return {"compiling": compiling, "measuring": measuring, "idle": max(0.0, self.seconds - compiling - measuring)}
 
 
 def plan_sweep(workloads: Sequence[Resolved], effort: Effort, notify: Callable[[], None]) -> Sweep:
@@ -53,41 +73,147 @@ def plan_sweep(workloads: Sequence[Resolved], effort: Effort, notify: Callable[[
     return Sweep([Outcome(w, Progress(w.spec, w.query.workload_key, effort.trials, effort.seconds, notify)) for w in workloads])
 
 
-def run_sweep(sweep: Sweep, store: Store, policy: Policy, effort: Effort, again: bool) -> None:
+def run_sweep(
+    sweep: Sweep,
+    store: Store,
+    policy: Policy,
+    effort: Effort,
+    again: bool,
+    rules: Rules | None = None,
+    wait: Callable[[str], None] | None = None,
+) -> None:
     """Tunes every workload once, equal ones together. `again`: also those that the store has settled for this effort and space.
 
-    A graph that cannot be tuned gets an error and leaves the others alone. KeyboardInterrupt passes through: what was measured
-    is in the store.
+    Holds the device all along. wait: told once, in words, when another process holds it. A graph that cannot be tuned gets an
+    error and leaves the others alone. KeyboardInterrupt passes through: what was measured is in the store.
     """
+    rules = rules or Rules()
     _remember(sweep.outcomes, store)
     first: dict[str, Outcome] = {}
     for outcome in sweep.outcomes:
         first.setdefault(outcome.resolved.query.exact_key, outcome)
-    screenings: list[Screening] = []
-    with Bench(policy, SEED) as bench:
-        for outcome in first.values():
-            if not again and _settled(outcome, store, effort):
-                continue
-            try:
-                screenings.append(screen(bench, outcome.resolved, store, effort, outcome.progress, again))
-            except (SpecError, WorkerError) as error:
-                outcome.fail(str(error), isinstance(error, WorkerError))
-    by_key = {s.resolved.query.exact_key: s for s in screenings}
-    evidence = run_finals(screenings, store, policy, effort, lambda s: first[s.resolved.query.exact_key].progress.enter("final"))
-    for key, screening in by_key.items():
-        outcome, final = first[key], evidence.get(key)
+    to_tune = {key: outcome for key, outcome in first.items() if again or not _settled(outcome, store, effort)}
+    with ExitStack() as held:
+        for device in sorted({outcome.resolved.device for outcome in to_tune.values()}):
+            held.enter_context(hold_device(lock_name(device), wait))
+        _tune(to_tune, store, policy, effort, rules)
+        _conclude(sweep, first, to_tune, store, policy, effort)
+
+
+def _tune(to_tune: Mapping[str, Outcome], store: Store, policy: Policy, effort: Effort, rules: Rules) -> None:
+    seconds = {key: outcome.progress.seconds_spent for key, outcome in to_tune.items()}
+    jobs = (os.cpu_count() or 1) if rules.jobs is None else rules.jobs
+    screenings: dict[str, Screening] = {}
+    with _bench(0, policy, effort, rules) as bench, ExitStack() as stack:
+        pool = stack.enter_context(CompilePool(policy.threads, jobs, module=Bench.module)) if jobs > 1 and to_tune else None
+        for key, outcome in to_tune.items():
+            with _failing(outcome):
+                bench.seconds = seconds[key]
+                screenings[key] = screen(bench, pool, outcome.resolved, store, effort, outcome.progress, rules)
+    with _bench(1, policy, effort, rules) as bench:
+        for key, screening in screenings.items():
+            with _failing(to_tune[key]):
+                bench.seconds = seconds[key]
+                screening.finalists = race(bench, screening, store, effort, to_tune[key].progress)
+    screenings = {key: screening for key, screening in screenings.items() if to_tune[key].error is None}
+
+    def watch(screening: Screening) -> None:
+        to_tune[screening.resolved.query.exact_key].progress.enter("final")
+
+    evidence = run_finals(list(screenings.values()), store, policy, effort, watch, seconds, rules)
+    for key, screening in screenings.items():
+        outcome, final = to_tune[key], evidence.get(key)
         if final is not None and final.error is not None:
-            outcome.fail(final.error, worker_failed=True)
+            final.error.args = (f"the final could not be held: {final.error}",)
+            outcome.fail(final.error)
             continue
-        outcome.winner = winner = conclude(screening, final, policy, effort)
-        outcome.generation = store.record_winner(winner)
+        outcome.winner = winner = conclude(screening, final, policy, effort, seconds[key])
         outcome.progress.best, outcome.progress.best_plan = winner.speedup, winner.plan.describe()
-        outcome.progress.enter("done")
+
+
+def _bench(process: int, policy: Policy, effort: Effort, rules: Rules) -> Bench:
+    return Bench(policy, SEED + process, effort.patience, own_copies=rules.own_copies)
+
+
+@contextmanager
+def _failing(outcome: Outcome) -> Iterator[None]:
+    """What goes wrong over one workload is its outcome, and no matter of the others."""
+    try:
+        yield
+    except (SpecError, WorkerError, DeviceBusy) as error:
+        outcome.fail(error)
+
+
+def _conclude(
+    sweep: Sweep, first: Mapping[str, Outcome], tuned: Mapping[str, Outcome], store: Store, policy: Policy, effort: Effort
+) -> None:
+    """Records the winners: those of a callable after its own final, where it needs one, since until then they might do harm."""
+    by_spec: dict[str, list[Outcome]] = {}
+    for outcome in sweep.outcomes:
+        by_spec.setdefault(outcome.resolved.spec, []).append(outcome)
+    waiting = {spec: outcomes for spec, outcomes in by_spec.items() if _needs_final(spec, outcomes, first, tuned, store)}
+    for spec in sorted(by_spec, key=waiting.__contains__):
+        outcomes = [first[outcome.resolved.query.exact_key] for outcome in by_spec[spec]]
+        finals: Sequence[ProgramFinal] = ()
+        if spec in waiting and not (finals := _whole_final(sweep, spec, waiting[spec], first, policy, effort)):
+            continue
+        # The vetoes first: no moment in which a losing set is served.
+        for final in finals:
+            store.record_program_final(final)
+        for outcome in outcomes:
+            if outcome.winner is not None and outcome.generation is None:
+                outcome.generation = store.record_winner(outcome.winner)
+                outcome.progress.enter("done")
     for outcome in sweep.outcomes:
         original = first[outcome.resolved.query.exact_key]
-        if outcome is not original:
-            outcome.winner, outcome.generation, outcome.error = original.winner, original.generation, original.error
-            outcome.progress = original.progress
+        outcome.winner, outcome.generation, outcome.error = original.winner, original.generation, original.error
+        outcome.progress = original.progress
+        if outcome.winner is not None and (program := outcome.resolved.program_query) is not None:
+            made = [other for other in by_spec[outcome.resolved.spec] if other.resolved.program_query == program]
+            found = store.program_final(program.exact_key, _plans(made, first))
+            outcome.whole = None if found is None else found[0]
+
+
+def _winners(outcomes: Sequence[Outcome], first: Mapping[str, Outcome]) -> dict[str, Winner]:
+    keys = {outcome.resolved.query.exact_key for outcome in outcomes}
+    return {key: winner for key in keys if (winner := first[key].winner) is not None}
+
+
+def _plans(outcomes: Sequence[Outcome], first: Mapping[str, Outcome]) -> str:
+    winners = _winners(outcomes, first)
+    return plans_of([outcome.resolved for outcome in outcomes if outcome.resolved.query.exact_key in winners], winners)
+
+
+def _needs_final(
+    spec: str, outcomes: Sequence[Outcome], first: Mapping[str, Outcome], tuned: Mapping[str, Outcome], store: Store
+) -> bool:
+    """Whether plans won for a callable that were not judged together before."""
+    winners = _winners(outcomes, first)
+    keys = {outcome.resolved.query.exact_key for outcome in outcomes}
+    if is_stored_key(spec) or set(winners) < keys or all(winner.plan.is_default for winner in winners.values()):
+        return False
+    programs = programs_of([outcome.resolved for outcome in outcomes])
+    judged = [store.program_final(program.exact_key, plans_of(made, winners)) for program, made in programs.items()]
+    return bool(keys & set(tuned)) or None in judged
+
+
+def _whole_final(
+    sweep: Sweep, spec: str, outcomes: Sequence[Outcome], first: Mapping[str, Outcome], policy: Policy, effort: Effort
+) -> list[ProgramFinal]:
+    """The finals of the callable's programs; none, and its outcomes failed, where it could not be held."""
+    for outcome in outcomes:
+        outcome.progress.enter("whole")
+    started = time.monotonic()
+    try:
+        return hold_whole_final(spec, [outcome.resolved for outcome in outcomes], _winners(outcomes, first), policy, effort)
+    except (SpecError, WorkerError, DeviceBusy) as error:
+        error.args = (f"the final of the whole could not be held: {error}",)
+        for outcome in (first[outcome.resolved.query.exact_key] for outcome in outcomes):
+            outcome.winner = outcome.winner if outcome.generation is not None else None
+            outcome.fail(error)
+        return []
+    finally:
+        sweep.whole_seconds += time.monotonic() - started
 
 
 def _remember(outcomes: Sequence[Outcome], store: Store) -> None:
@@ -104,7 +230,7 @@ def _remember(outcomes: Sequence[Outcome], store: Store) -> None:
 
 
 def _settled(outcome: Outcome, store: Store, effort: Effort) -> bool:
-    """Whether the store has a winner of at least this effort over this space; if so, the outcome takes it."""
+    """Whether the store has a winner of at least this effort over this space that is served; if so, the outcome takes it."""
     found = store.winner(outcome.resolved.query.exact_key)
     if found is None:
         return False
@@ -113,6 +239,7 @@ def _settled(outcome: Outcome, store: Store, effort: Effort) -> bool:
         winner.space_version != SPACE_VERSION
         or not {winner.effort, effort.name} <= set(RANKS)
         or RANKS.index(winner.effort) < RANKS.index(effort.name)
+        or winner.plan.key in store.quarantined(outcome.resolved.query)
     ):
         return False
     outcome.winner, outcome.generation = winner, generation

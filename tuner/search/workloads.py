@@ -21,6 +21,12 @@ class Resolved:
     program_query: Query | None
 
     @property
+    def device(self) -> str:
+        """The device to measure on, as `tuner.measure.device.open_device` names it; a graph without inputs is the CPU's."""
+        kinds = {node.value[3] for node in self.graph.inputs} or {"cpu"}
+        return "cpu" if kinds == {"cpu"} else f"{min(kinds - {'cpu'})}:0"
+
+    @property
     def program_key(self) -> str | None:
         return None if self.program_query is None else self.program_query.workload_key
 

@@ -1,0 +1,133 @@
+"""The whole callable's own final: all plans of its graphs together, in processes like a user's; a losing set is vetoed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from tuner.answer import digest_of_plans
+from tuner.cache.sqlite import SqliteStore
+from tuner.canonical import named_fields
+from tuner.errors import DeviceBusy, WorkerError
+from tuner.measure.promises import FALSE_WINNERS
+from tuner.measure.statistics import Speedup, median_ratio, speedup_of
+from tuner.measurement import Policy, ProgramFinal, Winner
+from tuner.search.effort import Effort
+from tuner.search.provenance import provenance
+from tuner.search.workloads import Resolved
+from tuner.target import Query
+from tuner.workers.limits import OPEN_S, limits
+from tuner.workers.process import START_S, Worker
+
+# A set of plans is in order where it costs no more than this beyond noise: the margin that a winner has to show.
+MAX_LOSS = 0.99
+# In units of the tolerance of whole graphs: two compilations are compared here, and each may be off by as much as was allowed.
+MAX_ERROR = 10.0
+
+Pair = tuple[Sequence[float], Sequence[float]]
+
+
+def hold_whole_final(
+    spec: str, graphs: Sequence[Resolved], winners: Mapping[str, Winner], policy: Policy, effort: Effort
+) -> list[ProgramFinal]:
+    """Times the callable of `spec` with its winners against the default, and says for each of its programs what came of it.
+
+    graphs: all of the callable's; winners: by exact-match key. In as many fresh processes as `effort.looks` asks for until the
+    verdict is clear; each compiles from a store that holds nothing but these winners, as a user's process would.
+    Raises WorkerError, DeviceBusy.
+    """
+    programs = programs_of(graphs)
+    pairs: list[Pair] = []
+    conditions: list[dict[str, Any]] = []
+    with _store_of(spec, programs, winners) as environment:
+        for process in range(effort.looks[-1]):
+            if process in effort.looks and clear_verdict(pairs, effort) is not None:
+                break
+            timed = _one_process(spec, graphs[0], policy, effort, process, environment)
+            pairs.append((timed["times"]["default"], timed["times"]["planned"]))
+            conditions.append(timed["conditions"])
+    speedup = interval(pairs, effort)
+    verdict = clear_verdict(pairs, effort) or ("vetoed" if speedup.value < 1.0 else "confirmed")
+    evidence = {
+        "processes": len(pairs),
+        "samples_per_process": len(pairs[0][0]),
+        "speedup_by_process": [median_ratio(*pair) for pair in pairs],
+        "conditions": conditions,
+    }
+    return [
+        ProgramFinal(
+            query=program,
+            plans=plans,
+            verdict=verdict,
+            speedup=speedup.value,
+            speedup_low=speedup.low,
+            speedup_high=speedup.high,
+            default_ms=median(ms for pair in pairs for ms in pair[0]),
+            planned_ms=median(ms for pair in pairs for ms in pair[1]),
+            policy=policy,
+            evidence=evidence,
+            provenance=provenance(),
+        )
+        for program, made in programs.items()
+        if (plans := plans_of(made, winners))
+    ]
+
+
+def clear_verdict(pairs: Sequence[Pair], effort: Effort) -> Literal["confirmed", "vetoed"] | None:
+    """ "confirmed" where the set costs no more than MAX_LOSS, "vetoed" where it loses, both beyond noise; else None."""
+    speedup = interval(pairs, effort)
+    if speedup.low > MAX_LOSS:
+        return "confirmed"
+    return "vetoed" if speedup.high < 1.0 else None
+
+
+def interval(pairs: Sequence[Pair], effort: Effort) -> Speedup:
+    """The speed-up with bounds that hold for all looks together."""
+    return speedup_of(pairs, FALSE_WINNERS / len(effort.looks))
+
+
+def programs_of(graphs: Sequence[Resolved]) -> dict[Query, list[Resolved]]:
+    """The graphs by the program that makes them, in order; those of no known program left out."""
+    programs: dict[Query, list[Resolved]] = {}
+    for graph in graphs:
+        if graph.program_query is not None:
+            programs.setdefault(graph.program_query, []).append(graph)
+    return programs
+
+
+def plans_of(graphs: Sequence[Resolved], winners: Mapping[str, Winner]) -> str:
+    """Which plans these winners give the graphs of a program, see `digest_of_plans`."""
+    keys = [graph.query.exact_key for graph in graphs]
+    return digest_of_plans({key: (winners[key].plan, winners[key].groups) for key in keys})
+
+
+@contextmanager
+def _store_of(spec: str, programs: Mapping[Query, Sequence[Resolved]], winners: Mapping[str, Winner]) -> Iterator[dict[str, str]]:
+    """The environment of a process that finds these winners and nothing else."""
+    with tempfile.TemporaryDirectory(prefix="tuner-") as folder:
+        path = Path(folder) / "store.db"
+        with SqliteStore(path) as store:
+            for program, made in programs.items():
+                store.add_program(program, [graph.query for graph in made], spec)
+            for winner in winners.values():
+                store.record_winner(winner)
+        yield {"TUNER_STORE": str(path), "TUNER_SOCKET": str(Path(folder) / "none.sock"), "TUNER_DISABLE": ""}
+
+
+def _one_process(
+    spec: str, first: Resolved, policy: Policy, effort: Effort, process: int, environment: dict[str, str]
+) -> dict[str, Any]:
+    with Worker(policy.threads, first.device, environment=environment) as worker:
+        ambient = named_fields(first.query.ambient)
+        told = worker.ask(START_S + OPEN_S, do="open whole", spec=spec, ambient=ambient, policy=policy.fields())
+        if told["error"] is None or told["error"] > MAX_ERROR:
+            raise WorkerError(f"{spec}: with its plans, its outputs differ from the default's (by {told['error']} tolerances)")
+        limit_s = limits(told).run_s(2 * (effort.final_samples + 1) * told["repetitions"]) * (1 + effort.patience)
+        timed = worker.ask(limit_s, do="time", keys=[], samples=effort.final_samples, seed=process, patience=effort.patience)
+    if timed["busy"] and effort.patience:
+        raise DeviceBusy(timed["busy"])
+    return timed
