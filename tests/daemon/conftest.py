@@ -38,8 +38,9 @@ class Daemons:
         self.store, self.socket = folder / "store.db", folder / "run" / "d.sock"
         self.running: list[subprocess.Popen[str]] = []
 
-    def start(self, *options: str) -> subprocess.Popen[str]:
-        code = "from tuner.cli.main import main; main(prog_name='tuner')"
+    def start(self, *options: str, prepare: str = "") -> subprocess.Popen[str]:
+        """A daemon with these options, else with its store and socket only; `prepare`: what its process runs first."""
+        code = f"{prepare}\nfrom tuner.cli.main import main; main(prog_name='tuner')"
         given = options or ("--store", str(self.store), "--socket", str(self.socket))
         process = subprocess.Popen([sys.executable, "-c", code, "serve", *given], stderr=subprocess.PIPE, text=True)
         self.running.append(process)
