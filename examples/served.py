@@ -11,15 +11,19 @@ import sys
 import torch
 
 import tuner
+from tuner.measure.device import open_device
 from tuner.measure.statistics import speedup_of
-from tuner.measure.timing import interleaved, repetitions_for, time_calls
+from tuner.measure.timing import measure_stretch, repetitions_for
+from tuner.measurement import Policy
 from tuner.workload.spec import load_spec
 
 SAMPLES = 60
+PATIENCE = 2
 
 
 def main() -> None:
     torch.set_num_threads(1)
+    device, policy = open_device("cpu"), Policy.for_cpu(threads=1)
     with torch.no_grad():
         for spec in sys.argv[1:]:
             function, inputs = load_spec(spec)
@@ -38,10 +42,19 @@ def main() -> None:
                     value.copy_(original)
 
             calls = [lambda f=f, inputs=inputs: f(*inputs) for f in (default, served)]  # type: ignore[misc]
-            repetitions = repetitions_for(min(time_calls(calls[0], 3, "thread", None) for _ in range(3)))
+            repetitions = repetitions_for(min(device.time_ms(calls[0], 3, policy.clock, None) for _ in range(3)), policy)
             with torch.compiler.set_stance("fail_on_recompile"):
-                times = interleaved(calls, SAMPLES, repetitions, "thread", restore if writes else None, seed=0)
-            speedup = speedup_of([(times[0], times[1])])
+                stretch = measure_stretch(
+                    device,
+                    calls,
+                    policy,
+                    samples=SAMPLES,
+                    repetitions=repetitions,
+                    restore=restore if writes else None,
+                    seed=0,
+                    patience=PATIENCE,
+                )
+            speedup = speedup_of([(stretch.times_ms[0], stretch.times_ms[1])])
             row = {
                 "spec": spec,
                 "tiers": sorted({graph.tier for graph in graphs}),

@@ -1,1 +1,1 @@
-"""Policy, statistics, correctness."""
+"""Devices, timing and quietness, statistics, correctness."""

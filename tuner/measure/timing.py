@@ -137,22 +137,3 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-# until the session and examples/served.py call measure_stretch
-def time_calls(function: Call, repetitions: int, clock: str, restore: Call | None) -> float:
-    from tuner.measure.cpu import CpuDevice
-
-    return CpuDevice().time_ms(function, repetitions, clock, restore)
-
-
-def interleaved(
-    functions: Sequence[Call], samples: int, repetitions: int, clock: str, restore: Call | None, seed: int
-) -> list[list[float]]:
-    def sample(call: Call) -> float:
-        return time_calls(call, repetitions, clock, restore)
-
-    for function in functions:
-        sample(function)
-    with _no_garbage_collection():
-        return _rounds(sample, functions, samples, random.Random(seed).shuffle)
