@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.errors import TunerError
@@ -44,7 +44,9 @@ class Stretch:
 
 def repetitions_for(default_ms: float, policy: Policy | None = None) -> int:
     """How many calls make one sample, the same for every candidate: unequal numbers bias a comparison."""
-    sample_ms = SAMPLE_MS if policy is None or policy.sample_ms is None else policy.sample_ms
+    sample_ms = (
+        SAMPLE_MS if policy is None or policy.sample_ms is None else policy.sample_ms
+    )
     return max(1, min(MAX_REPETITIONS, math.ceil(sample_ms / max(default_ms, 1e-6))))
 
 
@@ -68,7 +70,9 @@ def measure_stretch(
     Raises TunerError where the device has not the policy's clock or mode, and whatever a call raises.
     """
     if policy.clock not in device.clocks:
-        raise TunerError(f"{device.name} has the clocks {', '.join(device.clocks)}, not {policy.clock}")
+        raise TunerError(
+            f"{device.name} has the clocks {', '.join(device.clocks)}, not {policy.clock}"
+        )
     ready = [device.ready(call, policy.mode) for call in calls]
     before_each = _before_each(device, policy, restore)
     shuffle = random.Random(seed).shuffle
@@ -80,9 +84,12 @@ def measure_stretch(
         if attempt:
             wait(FIRST_WAIT_S * 2 ** (attempt - 1))
         with _no_garbage_collection():
+            before = device.conditions()
             for i, call in enumerate(ready):
                 _warm_up(sample, call, repetitions, WAKE_MS if i == 0 else 0.0)
-            before = device.conditions()
+            # What others do is counted from the warm-up on, or it is too short to judge; clocks count from when they rose.
+            warm = device.conditions()
+            before = replace(before, mhz=warm.mhz, gpu=warm.gpu)
             times_ms = _rounds(sample, ready, samples, shuffle)
             after = device.conditions()
         busy = disturbance(before, after, policy.threads) or unsteady(times_ms)
@@ -104,7 +111,9 @@ def _before_each(device: Device, policy: Policy, restore: Call | None) -> Call |
     return restore_and_flush
 
 
-def _warm_up(sample: Callable[[Call], float], call: Call, repetitions: int, at_least_ms: float) -> None:
+def _warm_up(
+    sample: Callable[[Call], float], call: Call, repetitions: int, at_least_ms: float
+) -> None:
     """Samples, thrown away, until two in a row agree and the device was busy for `at_least_ms`, or until a bound is met."""
     spent_ms, last_ms = 0.0, math.inf
     for block in range(1, MAX_WARM_UP_BLOCKS + 1):
@@ -117,7 +126,10 @@ def _warm_up(sample: Callable[[Call], float], call: Call, repetitions: int, at_l
 
 
 def _rounds(
-    sample: Callable[[Call], float], calls: Sequence[Call], samples: int, shuffle: Callable[[list[int]], None]
+    sample: Callable[[Call], float],
+    calls: Sequence[Call],
+    samples: int,
+    shuffle: Callable[[list[int]], None],
 ) -> list[list[float]]:
     order = list(range(len(calls)))
     times_ms: list[list[float]] = [[] for _ in calls]
