@@ -6,6 +6,7 @@ Runs in the child only, as a user's process would: the callable's own inputs, to
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 import torch
@@ -56,7 +57,9 @@ class Whole:
 
     def describe_default(self) -> dict[str, Any]:
         """error: how far the two differ, in units of the tolerance. outcomes: of the graphs, as tuner.report() tells them."""
+        started = time.perf_counter()
         self.default(*self.inputs)
+        call_s = time.perf_counter() - started
         clock = self.policy.clock
         default_ms = min(self.device.time_ms(lambda: self.default(*self.inputs), 1, clock, None) for _ in range(WARM_UP_CALLS))
         if self.originals is not None:
@@ -64,7 +67,15 @@ class Whole:
         self.repetitions = repetitions_for(default_ms, self.policy)
         outcomes = [[graph.workload_key, graph.outcome, graph.winner] for graph in self.served]
         error = self.error if self.error != float("inf") else None
-        return {"default_ms": default_ms, "repetitions": self.repetitions, "error": error, "outcomes": outcomes, "compile_s": 0.0}
+        return {
+            "default_ms": default_ms,
+            "repetitions": self.repetitions,
+            "error": error,
+            "outcomes": outcomes,
+            "call_s": call_s,
+            "compile_s": 0.0,
+            "check_s": 0.0,
+        }
 
     def time_plans(self, keys: list[str], samples: int, seed: int, patience: int) -> dict[str, Any]:
         """Samples of "default" and "planned", milliseconds for one call of the whole, whatever the keys; see measure_stretch."""
