@@ -29,19 +29,9 @@ WARM = Policy("wall", 1)
 COLD = Policy("wall", 1, cache="cold")
 
 
-def measured(
-    device: FakeDevice, *calls: Call, policy: Policy = WARM, **changes: Any
-) -> Stretch:
-    options: dict[str, Any] = {
-        "samples": 12,
-        "repetitions": 1,
-        "restore": None,
-        "seed": 0,
-        "patience": 0,
-    }
-    return measure_stretch(
-        device, calls, policy, wait=device.wait, **{**options, **changes}
-    )
+def measured(device: FakeDevice, *calls: Call, policy: Policy = WARM, **changes: Any) -> Stretch:
+    options: dict[str, Any] = {"samples": 12, "repetitions": 1, "restore": None, "seed": 0, "patience": 0}
+    return measure_stretch(device, calls, policy, wait=device.wait, **{**options, **changes})
 
 
 def names(device: FakeDevice, since: int = 0) -> list[str]:
@@ -64,10 +54,7 @@ def test_each_call_is_sampled_equally_often():
     device = FakeDevice()
     warm = sampled(device)
     stretch = measured(
-        device,
-        *(device.call(name, ms) for name, ms in zip("abc", (1, 3, 9), strict=True)),
-        repetitions=5,
-        samples=7,
+        device, *(device.call(name, ms) for name, ms in zip("abc", (1, 3, 9), strict=True)), repetitions=5, samples=7
     )
     counted = names(device, warm())
     assert {name: counted.count(name) for name in "abc"} == dict.fromkeys("abc", 7 * 5)
@@ -76,12 +63,7 @@ def test_each_call_is_sampled_equally_often():
 
 def test_each_call_gets_its_own_times():
     device = FakeDevice()
-    stretch = measured(
-        device,
-        *(device.call(str(ms), ms) for ms in (1.0, 2.5, 0.25)),
-        samples=4,
-        repetitions=3,
-    )
+    stretch = measured(device, *(device.call(str(ms), ms) for ms in (1.0, 2.5, 0.25)), samples=4, repetitions=3)
     assert stretch.times_ms == [pytest.approx([ms] * 4) for ms in (1.0, 2.5, 0.25)]
     assert stretch.busy is None
 
@@ -100,9 +82,7 @@ def test_every_round_holds_each_call_once_in_an_order_of_its_own():
 def test_the_order_depends_on_the_seed_alone():
     def order(seed: int) -> list[str]:
         device = FakeDevice()
-        measured(
-            device, *(device.call(name, 1.0) for name in "abcd"), samples=10, seed=seed
-        )
+        measured(device, *(device.call(name, 1.0) for name in "abcd"), samples=10, seed=seed)
         return names(device)
 
     assert order(1) == order(1)
@@ -112,9 +92,7 @@ def test_the_order_depends_on_the_seed_alone():
 def test_the_slow_first_calls_are_not_in_the_times():
     device = FakeDevice()
     slow = (100.0, 40.0, 10.0, 3.0, 1.3, 1.1)
-    stretch = measured(
-        device, device.call("a", 1.0), device.call("b", 1.0, first_ms=slow)
-    )
+    stretch = measured(device, device.call("a", 1.0), device.call("b", 1.0, first_ms=slow))
     assert stretch.times_ms == [pytest.approx([1.0] * 12)] * 2
 
 
@@ -149,13 +127,7 @@ def test_state_is_restored_before_each_call_and_off_the_clock():
         device.log.append(("restore",))
         device.spend(0.05)
 
-    stretch = measured(
-        device,
-        device.call("a", 1.0),
-        device.call("b", 1.0),
-        repetitions=4,
-        restore=restore,
-    )
+    stretch = measured(device, device.call("a", 1.0), device.call("b", 1.0), repetitions=4, restore=restore)
     kinds = [entry[0] for entry in device.log]
     assert kinds == ["restore", "call"] * (len(kinds) // 2)
     assert stretch.times_ms == [pytest.approx([1.0] * 12)] * 2
@@ -163,30 +135,19 @@ def test_state_is_restored_before_each_call_and_off_the_clock():
 
 def test_a_cold_cache_is_flushed_before_every_call_after_its_state_was_restored():
     device = FakeDevice()
-    stretch = measured(
-        device, device.call("a", 1.0), device.call("b", 1.0), policy=COLD, repetitions=2
-    )
+    stretch = measured(device, device.call("a", 1.0), device.call("b", 1.0), policy=COLD, repetitions=2)
     kinds = [entry[0] for entry in device.log]
     assert kinds == ["flush", "call"] * (len(kinds) // 2), "in the warm-up too"
     assert stretch.times_ms == [pytest.approx([1.0] * 12)] * 2, "outside the clock"
     device.log.clear()
-    measured(
-        device,
-        device.call("a", 1.0),
-        policy=COLD,
-        restore=lambda: device.log.append(("restore",)),
-    )
+    measured(device, device.call("a", 1.0), policy=COLD, restore=lambda: device.log.append(("restore",)))
     kinds = [entry[0] for entry in device.log]
     assert kinds == ["restore", "flush", "call"] * (len(kinds) // 3)
 
 
 def test_graphs_are_replayed_where_the_policy_says_so_with_a_cold_cache_too():
     device = FakeDevice(modes=("eager", "cuda_graph"))
-    measured(
-        device,
-        device.call("a", 1.0),
-        policy=Policy("wall", 1, mode="cuda_graph", cache="cold"),
-    )
+    measured(device, device.call("a", 1.0), policy=Policy("wall", 1, mode="cuda_graph", cache="cold"))
     kinds = [entry[0] for entry in device.log]
     assert kinds == ["flush", "replay", "call"] * (len(kinds) // 3)
     device.log.clear()
@@ -196,10 +157,7 @@ def test_graphs_are_replayed_where_the_policy_says_so_with_a_cold_cache_too():
 
 @pytest.mark.parametrize(
     ("policy", "message"),
-    [
-        (Policy("cuda_event", 1), "clocks wall, thread, not cuda_event"),
-        (Policy("wall", 1, mode="cuda_graph"), "not cuda_graph"),
-    ],
+    [(Policy("cuda_event", 1), "clocks wall, thread, not cuda_event"), (Policy("wall", 1, mode="cuda_graph"), "not cuda_graph")],
 )
 def test_a_policy_that_the_device_cannot_follow_is_refused(policy, message):
     device = FakeDevice()
@@ -214,12 +172,7 @@ def test_a_quiet_stretch_is_measured_once_and_tells_what_was_read():
     assert stretch.busy is None
     assert device.readings == 3, "before and after the warm-up, and after the samples"
     told = json.loads(json.dumps(stretch.conditions, allow_nan=False))
-    assert (told["attempts"], told["cores"], told["other_cores"], told["mhz"]) == (
-        1,
-        2,
-        0.0,
-        [3000.0, 3000.0],
-    )
+    assert (told["attempts"], told["cores"], told["other_cores"], told["mhz"]) == (1, 2, 0.0, [3000.0, 3000.0])
     assert told["elapsed_s"] == pytest.approx((3 + 12) * 0.02), "with the warm-up"
 
 
@@ -243,18 +196,14 @@ def test_a_stretch_that_was_disturbed_for_a_while_is_measured_anew_when_it_is_qu
     stretch = measured(device, device.call("a", 20.0, first_ms=slowed), patience=3)
     assert stretch.busy is None
     assert stretch.conditions["attempts"] == 2
-    assert stretch.times_ms == [pytest.approx([20.0] * 12)], (
-        "nothing of the disturbed stretch"
-    )
+    assert stretch.times_ms == [pytest.approx([20.0] * 12)], "nothing of the disturbed stretch"
 
 
 def test_one_neighbour_on_the_other_core_does_not_disturb_one_thread_but_two():
     for threads, disturbed in ((1, False), (2, True)):
         device = FakeDevice()
         device.neighbours = always(1.0)
-        stretch = measured(
-            device, device.call("a", 20.0), policy=Policy("wall", threads)
-        )
+        stretch = measured(device, device.call("a", 20.0), policy=Policy("wall", threads))
         assert (stretch.busy is not None) is disturbed
 
 
@@ -265,10 +214,7 @@ def test_a_clock_that_rises_in_the_warm_up_is_no_disturbance_and_one_that_falls_
     assert measured(device, device.call("a", 20.0)).busy is None
     fallen_s = device.now_s + 0.2
     device.mhz = lambda now_s: 3000.0 if now_s < fallen_s else 2000.0
-    assert (
-        measured(device, device.call("a", 20.0)).busy
-        == "the clock of the processor went from 3000 to 2000 MHz"
-    )
+    assert measured(device, device.call("a", 20.0)).busy == "the clock of the processor went from 3000 to 2000 MHz"
 
 
 def test_short_samples_are_judged_together_with_their_warm_up():
@@ -281,9 +227,7 @@ def test_short_samples_are_judged_together_with_their_warm_up():
 
 def test_a_default_that_drifts_while_measured_is_seen():
     device = FakeDevice()
-    stretch = measured(
-        device, device.call("a", 1.0, drift=100.0), device.call("b", 1.0), patience=1
-    )
+    stretch = measured(device, device.call("a", 1.0, drift=100.0), device.call("b", 1.0), patience=1)
     assert stretch.busy is not None
     assert "the default drifted by" in stretch.busy
     assert stretch.conditions["attempts"] == 2
@@ -330,20 +274,9 @@ def test_garbage_is_not_collected_while_timing_and_as_before_after_it(was_on, fa
 
 def test_a_stretch_is_measured_on_a_real_cpu():
     calls = [lambda n=n: sum(range(n)) for n in (1_000, 100_000)]
-    for policy in (
-        Policy.for_cpu(1),
-        Policy.for_cpu(2),
-        Policy.for_cpu(1, cache="cold"),
-    ):
+    for policy in (Policy.for_cpu(1), Policy.for_cpu(2), Policy.for_cpu(1, cache="cold")):
         stretch = measure_stretch(
-            CpuDevice(),
-            calls,
-            policy,
-            samples=3,
-            repetitions=repetitions_for(0.5, policy),
-            restore=None,
-            seed=0,
-            patience=0,
+            CpuDevice(), calls, policy, samples=3, repetitions=repetitions_for(0.5, policy), restore=None, seed=0, patience=0
         )
         little, much = (min(times) for times in stretch.times_ms)
         assert 0 < little * 5 < much
@@ -351,17 +284,12 @@ def test_a_stretch_is_measured_on_a_real_cpu():
 
 
 @pytest.mark.parametrize(
-    ("default_ms", "repetitions"),
-    [(SAMPLE_MS / 10, 10), (SAMPLE_MS, 1), (1000.0, 1), (0.0, MAX_REPETITIONS)],
+    ("default_ms", "repetitions"), [(SAMPLE_MS / 10, 10), (SAMPLE_MS, 1), (1000.0, 1), (0.0, MAX_REPETITIONS)]
 )
-def test_a_sample_lasts_about_as_long_whatever_the_default_takes(
-    default_ms, repetitions
-):
+def test_a_sample_lasts_about_as_long_whatever_the_default_takes(default_ms, repetitions):
     assert repetitions_for(default_ms) == repetitions
     assert repetitions_for(default_ms, Policy.for_cpu(1)) == repetitions
-    assert repetitions_for(default_ms, Policy.for_cpu(1, cache="cold")) == 1, (
-        "after the first call a cold cache is warm"
-    )
+    assert repetitions_for(default_ms, Policy.for_cpu(1, cache="cold")) == 1, "after the first call a cold cache is warm"
 
 
 def test_the_number_of_repetitions_stays_in_its_bounds():
@@ -369,6 +297,4 @@ def test_the_number_of_repetitions_stays_in_its_bounds():
         repetitions = repetitions_for(10.0**exponent)
         assert isinstance(repetitions, int)
         assert 1 <= repetitions <= MAX_REPETITIONS
-        assert (
-            repetitions == MAX_REPETITIONS or repetitions * 10.0**exponent >= SAMPLE_MS
-        )
+        assert repetitions == MAX_REPETITIONS or repetitions * 10.0**exponent >= SAMPLE_MS

@@ -44,9 +44,7 @@ class Stretch:
 
 def repetitions_for(default_ms: float, policy: Policy | None = None) -> int:
     """How many calls make one sample, the same for every candidate: unequal numbers bias a comparison."""
-    sample_ms = (
-        SAMPLE_MS if policy is None or policy.sample_ms is None else policy.sample_ms
-    )
+    sample_ms = SAMPLE_MS if policy is None or policy.sample_ms is None else policy.sample_ms
     return max(1, min(MAX_REPETITIONS, math.ceil(sample_ms / max(default_ms, 1e-6))))
 
 
@@ -70,9 +68,7 @@ def measure_stretch(
     Raises TunerError where the device has not the policy's clock or mode, and whatever a call raises.
     """
     if policy.clock not in device.clocks:
-        raise TunerError(
-            f"{device.name} has the clocks {', '.join(device.clocks)}, not {policy.clock}"
-        )
+        raise TunerError(f"{device.name} has the clocks {', '.join(device.clocks)}, not {policy.clock}")
     ready = [device.ready(call, policy.mode) for call in calls]
     before_each = _before_each(device, policy, restore)
     shuffle = random.Random(seed).shuffle
@@ -111,9 +107,7 @@ def _before_each(device: Device, policy: Policy, restore: Call | None) -> Call |
     return restore_and_flush
 
 
-def _warm_up(
-    sample: Callable[[Call], float], call: Call, repetitions: int, at_least_ms: float
-) -> None:
+def _warm_up(sample: Callable[[Call], float], call: Call, repetitions: int, at_least_ms: float) -> None:
     """Samples, thrown away, until two in a row agree and the device was busy for `at_least_ms`, or until a bound is met."""
     spent_ms, last_ms = 0.0, math.inf
     for block in range(1, MAX_WARM_UP_BLOCKS + 1):
@@ -126,10 +120,7 @@ def _warm_up(
 
 
 def _rounds(
-    sample: Callable[[Call], float],
-    calls: Sequence[Call],
-    samples: int,
-    shuffle: Callable[[list[int]], None],
+    sample: Callable[[Call], float], calls: Sequence[Call], samples: int, shuffle: Callable[[list[int]], None]
 ) -> list[list[float]]:
     order = list(range(len(calls)))
     times_ms: list[list[float]] = [[] for _ in calls]
