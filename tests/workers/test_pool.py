@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 from left_behind import is_running
-from sessions import session_on, softmax_graph
+from sessions import softmax_graph
 
 from tuner.measurement import Policy
 from tuner.plan import Plan, canonical_groups
 from tuner.search_spaces.fusion import no_fusion
 from tuner.workers.pool import CompilePool
+from tuner.workers.process import Worker
 
 pytestmark = pytest.mark.slow
 
 NATIVE = Plan(native=("aten._softmax.default",))
 KNOB = Plan(config=(("realize_opcount_threshold", 1),))
+LIMIT_S = 300.0
 DEFAULT_TIMES = {"compile_s": 5.0, "check_s": 0.1, "call_s": 1e-4}
 
 
@@ -45,19 +47,20 @@ def binaries(folder: Path) -> set[Path]:
 
 
 def test_what_the_pool_compiled_is_not_compiled_again_by_who_measures(pool, own_compile_cache):
-    session = session_on(softmax_graph())
-    default = session.describe_default()
-    groups = no_fusion(canonical_groups(default["realised"]))
-    alone = Plan(groups=groups)
-    jobs = [(plan, plan.groups, "") for plan in (alone, NATIVE, Plan())]
-    verdicts = dict(pool.compile(jobs, [default["code_key"]], default))
-    assert {plan: verdict["status"] for plan, verdict in verdicts.items()} == {alone: "ok", NATIVE: "ok", Plan(): "duplicate"}
-    assert canonical_groups(verdicts[alone]["realised"]) == groups
-    compiled = binaries(own_compile_cache)
-    measured = session.try_plan(alone, groups, [])
-    assert measured["status"] == "ok"
-    assert measured["code_key"] == verdicts[alone]["code_key"], "compiled without real inputs, it is the same code"
-    assert binaries(own_compile_cache) == compiled
+    with Worker(threads=1) as measuring:
+        default = measuring.ask(LIMIT_S, do="open", **request(softmax_graph()))
+        groups = no_fusion(canonical_groups(default["realised"]))
+        alone = Plan(groups=groups)
+        jobs = [(plan, plan.groups, "") for plan in (alone, NATIVE, Plan())]
+        verdicts = dict(pool.compile(jobs, [default["code_key"]], default))
+        found = {plan: verdict["status"] for plan, verdict in verdicts.items()}
+        assert found == {alone: "ok", NATIVE: "ok", Plan(): "duplicate"}
+        assert canonical_groups(verdicts[alone]["realised"]) == groups
+        compiled = binaries(own_compile_cache)
+        measured = measuring.ask(LIMIT_S, do="try", plan=alone.to_json(), expected=groups, seen_codes=[])
+        assert measured["status"] == "ok"
+        assert measured["code_key"] == verdicts[alone]["code_key"], "compiled without real inputs, it is the same code"
+        assert binaries(own_compile_cache) == compiled
 
 
 def test_equal_code_of_two_jobs_is_a_duplicate_unless_copies_are_asked_for(pool, own_compile_cache):
