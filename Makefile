@@ -1,5 +1,6 @@
 # make demo    the main job: tune the examples, serve the winners to a second process
 # make test    lint, types, tests
+# make soak    benchmarks of the measurements themselves, and the table of faults: an hour or two, on an idle machine
 # Each sets up .venv by itself. Needs Python 3.11 or newer with venv and headers, make and g++.
 PYTHON ?= python3
 VENV := .venv
@@ -7,12 +8,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TYPES := build/types
 
-.PHONY: demo test lint types tests clean
+.PHONY: demo test soak lint types tests clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: lint types tests
+
+soak: $(STAMP)
+	$(BIN)/python benchmarks/measurement.py --aa 60 --effect 20 --replay --json
+	$(BIN)/python benchmarks/faults.py --json
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

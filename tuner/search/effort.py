@@ -28,7 +28,7 @@ class Effort:
     finalists: int = 2
     looks: tuple[int, ...] = (3, 5, 8)
     memory_limit: float = 1.02
-    patience: int = 3
+    patience: int = 5
 
     @property
     def final_error(self) -> float:
