@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import fake_device
@@ -300,3 +304,47 @@ def test_a_poisoned_number_is_far_from_every_plausible_result(value):
 )
 def test_the_flush_of_a_gpu_is_twice_its_last_level_cache(l2_bytes, hip, expected):
     assert cuda.flush_bytes(l2_bytes, hip) == expected
+
+
+MISBEHAVING = """
+import signal, sys
+sys.path.insert(0, sys.argv[1])
+from fake_device import FakeDevice
+signal.signal(signal.SIGUSR1, lambda *_: print("still here", flush=True))
+call = FakeDevice().call("call", 1.0, **{sys.argv[2]: True})
+print("calling", flush=True)
+call()
+print("returned", flush=True)
+"""
+
+
+@pytest.fixture
+def misbehaving() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Starts a process that makes one call, which hangs or crashes."""
+    started = []
+
+    def start(how: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", MISBEHAVING, str(Path(__file__).parent), how]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_fake_call_that_hangs_does_so_until_its_process_is_killed(misbehaving):
+    process = misbehaving("hangs")
+    assert process.stdout.readline() == "calling\n"
+    for _ in range(3):
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "still here\n"
+    process.kill()
+    assert process.stdout.read() == ""
+
+
+def test_a_fake_call_that_crashes_takes_its_process_along(misbehaving):
+    process = misbehaving("crashes")
+    assert process.communicate(timeout=60)[0] == "calling\n"
+    assert process.returncode == -signal.SIGSEGV
