@@ -1,4 +1,4 @@
-"""Outputs agree with a reference within the tolerance of their dtype, or they do not."""
+"""Values agree with what is expected of them within the tolerance, or they do not."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from tuner.measure.correctness import TOLERANCES, deviation
+from tuner.measure.correctness import FLAT, SPREAD, deviation, deviation_of, expect
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-EXACT = [torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.complex64]
+EXACT = [torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16]
 NAN, INF = float("nan"), float("inf")
 
 
@@ -29,9 +29,9 @@ def test_equal_outputs_do_not_deviate(dtype):
 
 
 def test_the_limit_is_one():
-    assert all(0 < atol < rtol < 0.1 for rtol, atol in TOLERANCES.values())
+    assert all(0 < atol < rtol < 0.1 for rtol, atol in FLAT.values())
     reference = torch.full((10,), 2.0)
-    rtol, atol = TOLERANCES[torch.float32]
+    rtol, atol = FLAT[torch.float32]
     just = 2.0 * (rtol + atol)
     assert deviation([reference + 0.9 * just], [reference]) < 1 < deviation([reference + 1.1 * just], [reference])
     assert deviation([reference + 3 * just], [reference]) == pytest.approx(3, rel=0.01)
@@ -59,12 +59,13 @@ def test_one_wrong_element_among_many_is_noticed(dtype, place):
 @pytest.mark.parametrize("dtype", EXACT)
 def test_integers_and_booleans_agree_exactly_or_not_at_all(dtype):
     wrong = drawn(dtype)
-    wrong[3, 4] = wrong[3, 4] == 0 if dtype == torch.bool else wrong[3, 4] + 1
+    wrong[3, 4] = wrong[3, 4] == 0 if dtype == torch.bool else 101
     assert deviation([wrong], [drawn(dtype)]) == INF
 
 
 def test_large_integers_are_not_compared_as_floats():
-    assert deviation([torch.tensor([2**62 + 1])], [torch.tensor([2**62])]) == INF
+    for large, dtype in ((2**62, torch.int64), (2**63, torch.uint64)):
+        assert deviation([torch.tensor([large + 1], dtype=dtype)], [torch.tensor([large], dtype=dtype)]) == INF
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -88,7 +89,7 @@ def test_values_beside_an_infinity_are_still_compared():
     assert 1 < deviation([torch.tensor([INF, NAN, 1.0, 2.1])], [reference]) < INF
 
 
-def test_small_values_are_judged_by_the_largest_of_their_tensor():
+def test_small_values_are_judged_by_those_of_their_tensor():
     reference = torch.tensor([1000.0, 0.0])
     assert deviation([torch.tensor([1000.0, 1e-3])], [reference]) <= 1
     assert deviation([torch.tensor([1000.0, 1.0])], [reference]) > 1
@@ -148,3 +149,96 @@ def test_the_largest_deviation_is_the_one_that_is_told():
     assert told == deviation([large, small], reference) == deviation([large], reference[:1])
     assert math.isfinite(told)
     assert told > deviation([small], reference[:1])
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_complex_numbers_and_float8_are_compared(dtype):
+    value = drawn(torch.complex64) if dtype.is_complex else drawn(torch.float32).to(dtype)
+    assert deviation([value], [value.clone()]) == 0.0
+    wrong = value.clone()
+    wrong[3, 4] = 100.0
+    assert deviation([wrong], [value]) > 1
+    wrong[3, 4] = NAN
+    assert deviation([wrong], [value]) == INF
+
+
+def exact_and_rounded(dtype: torch.dtype, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    exact = torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return exact, exact.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_tolerance_grows_with_the_error_of_eager(dtype):
+    exact, eager = exact_and_rounded(dtype, 5000)
+    off = (exact * (1 + 20 * torch.finfo(dtype).eps)).to(dtype)
+    assert deviation_of(eager, expect(eager, exact, flat=False)) < 1
+    assert deviation_of(off, expect(eager, exact, flat=False)) > 1
+    assert deviation_of(off, expect(off, exact, flat=False)) < 1
+
+
+def test_an_error_of_eager_in_few_elements_excuses_few():
+    exact, eager = exact_and_rounded(torch.float32, 5000)
+    eager[7] += 50.0
+    expected = expect(eager, exact, flat=False)
+    assert deviation_of(eager, expected) < 1
+    for count in (1, SPREAD, SPREAD + 1, 5000):
+        off = exact.to(torch.float32)
+        off[-count:] += 40.0
+        assert (deviation_of(off, expected) <= 1) == (count <= SPREAD)
+
+
+@pytest.mark.parametrize("other", [3, 4])
+def test_where_eager_itself_is_on_an_edge_either_integer_is_right(other):
+    exact = torch.arange(100)
+    eager = exact.clone()
+    eager[3] = 4
+    value = exact.clone()
+    value[3] = other
+    assert deviation_of(value, expect(eager, exact, flat=False)) == 0.0
+
+
+def test_integers_on_an_edge_are_excused_in_few_places_and_by_no_more_than_eager_is_off():
+    exact = torch.arange(100)
+    eager = exact.clone()
+    eager[3] = 4
+    for step, places, agrees in ((1, [50], True), (2, [50], False), (1, range(50, 50 + SPREAD), True), (1, range(50, 60), False)):
+        value = exact.clone()
+        value[list(places)] += step
+        assert (deviation_of(value, expect(eager, exact, flat=False)) == 0.0) == agrees
+        assert deviation_of(value, expect(exact, exact, flat=False)) == INF, "nothing is excused where eager is exact"
+
+
+@pytest.mark.parametrize(("value", "agrees"), [(INF, True), (60000.0, False), (-INF, False), (NAN, False)])
+def test_an_overflow_is_right_where_the_exact_value_overflows(value, agrees):
+    exact = torch.tensor([1.0, 1e5], dtype=torch.float64)
+    eager = exact.to(torch.float16)
+    assert eager[1] == INF
+    assert (deviation_of(torch.tensor([1.0, value], dtype=torch.float16), expect(eager, exact, flat=False)) <= 1) == agrees
+
+
+@pytest.mark.parametrize(("value", "agrees"), [(INF, True), (100.0, True), (-INF, False), (NAN, False), (110.0, False)])
+def test_where_only_eager_overflows_its_infinity_and_the_exact_value_are_right(value, agrees):
+    exact = torch.full((50,), 100.0, dtype=torch.float64)
+    eager = exact.to(torch.float16)
+    eager[7] = INF
+    given = exact.to(torch.float16)
+    given[7] = value
+    assert (deviation_of(given, expect(eager, exact, flat=False)) <= 1) == agrees
+
+
+def test_where_only_the_exact_run_is_not_finite_eager_decides():
+    eager = torch.ones(50)
+    exact = eager.double()
+    exact[7] = NAN
+    assert deviation_of(eager, expect(eager, exact, flat=False)) == 0.0
+    for wrong in (NAN, INF, 1.1):
+        value = eager.clone()
+        value[7] = wrong
+        assert (deviation_of(value, expect(eager, exact, flat=False)) <= 1) == math.isnan(wrong)
+
+
+def test_numbers_too_small_for_their_dtype_may_be_zero():
+    exact = torch.full((50,), 3e-8, dtype=torch.float64)
+    for value in (0.0, 6e-8):
+        given = torch.full((50,), value, dtype=torch.float16)
+        assert deviation_of(given, expect(exact.to(torch.float16), exact, flat=False)) < 1

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +15,10 @@ from torch import nn
 from tracing import numbers
 
 from tuner.compilers.inductor.capture import capture
-from tuner.workload.fx import make_inputs, seen_in
+from tuner.errors import SpecError
+from tuner.workload.fx import make_inputs
 from tuner.workload.graph import Graph, InputData
+from tuner.workload.seen import MAX_LOOKED_AT, seen_in, seen_in_all
 
 
 def stored(function, *inputs) -> Graph:
@@ -226,3 +232,121 @@ def test_data_come_back_from_json_as_they_were():
 def test_what_is_seen_is_that_of_the_first_call_before_it_writes():
     graph = stored(lambda x: x.mul_(1000.0), numbers(64))
     assert graph.data[0].high < 10
+
+
+def places(values: list[torch.Tensor]) -> list[int]:
+    """Where each tensor's first element lies, in bytes from that of the first tensor with elements."""
+    start = next(value.data_ptr() for value in values if value.numel())
+    return [value.data_ptr() - start if value.numel() else 0 for value in values]
+
+
+ALIASED = {
+    "overlapping slices": lambda x: (x[:50], x[20:90]),
+    "one before the other": lambda x: (x[40:], x[:60]),
+    "the same": lambda x: (x[:100], x[:100].view(10, 10)),
+    "a matrix and its columns": lambda x: (x.view(10, 20), x.view(10, 20).t()[3], x.view(10, 20)[:, 5:9]),
+    "neighbours": lambda x: (x[:8], x[8:20]),
+    "an expanded element": lambda x: (x[3].expand(5, 4), x[:10]),
+    "other bits": lambda x: (x[:50], x.view(torch.int32)[10:60]),
+}
+
+
+@pytest.mark.parametrize("name", ALIASED)
+def test_inputs_that_shared_memory_do_so_again(name):
+    seen = list(ALIASED[name](numbers(200)))
+    graph = stored(lambda *values: [value * 2 for value in values], *seen)
+    made = make_inputs(graph, 3)
+    order = {(meta.value[0], tuple(meta.value[1]), tuple(meta.value[2])): i for i, meta in enumerate(graph.inputs)}
+    ordered = [made[order[str(x.dtype).removeprefix("torch."), tuple(x.shape), tuple(x.stride())]] for x in seen]
+    shared = [i for i, x in enumerate(seen) if x.untyped_storage().data_ptr() == seen[0].untyped_storage().data_ptr()]
+    assert len(shared) > 1
+    assert places([ordered[i] for i in shared]) == places([seen[i] for i in shared])
+    assert [x.stride() for x in ordered] == [x.stride() for x in seen]
+    assert len({ordered[i].untyped_storage().data_ptr() for i in shared}) == 1
+
+
+def test_inputs_of_their_own_memory_get_their_own():
+    graph = stored(lambda x, y: x + y, numbers(50), numbers(50, seed=1))
+    assert all(seen.shares is None for seen in graph.data)
+    one, other = make_inputs(graph, 0)
+    assert one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
+
+
+def test_what_a_mutated_alias_gives_is_one_base_that_is_made_as_it_was():
+    """AOTAutograd hands the graph the base of inputs that share memory and are written."""
+    base = numbers(10)
+    graph = stored(lambda a, b: a.mul_(2) + b.sum(), base[:5], base[2:7])
+    (made,) = make_inputs(graph, 0)
+    assert (made.shape, graph.mutated) == ((10,), (0,))
+
+
+def test_a_mask_that_shares_memory_is_made_exactly():
+    memory = torch.cat([torch.zeros(100), torch.randn(100, generator=torch.Generator().manual_seed(0))])
+    graph = stored(lambda zeros, both: (zeros + 1, both * 2), memory[:100], memory)
+    for made in make_inputs(graph, 0):
+        assert not made[:100].any()
+        assert made.numel() == 100 or made[100:].any()
+
+
+def test_where_memory_is_shared_is_not_in_the_key():
+    x = numbers(100)
+    aliased, apart = (stored(lambda a, b: a * 2 + b, *pair) for pair in ((x[:50], x[20:70]), (x[:50].clone(), x[20:70].clone())))
+    assert any(seen.shares for seen in aliased.data)
+    assert aliased.key == apart.key
+    assert not any(seen.shares for seen in apart.data)
+
+
+def test_graphs_stored_before_sharing_was_seen_are_read():
+    graph = stored(lambda a: a * 2, numbers(10))
+    assert [len(row) for row in graph.to_json()["data"]] == [5], "what shares nothing is stored as it always was"
+
+
+@pytest.mark.parametrize("shares", [[0, 0], [1, 0], [2, 0], [-1, 0], ["x", 0], [0], 3, [0, None]])
+def test_a_stored_graph_whose_inputs_share_memory_with_none_before_them_is_refused(shares):
+    text = stored(lambda a, b: a * 2 + b, numbers(10), numbers(10)).to_json()
+    text["data"][0] = [*text["data"][0][:5], shares]
+    with pytest.raises(SpecError):
+        Graph.from_json(text)
+
+
+def test_equal_seeds_give_equal_bits_in_every_process(tmp_path):
+    x = numbers(40, 50)
+    mask = torch.ones(64, 64, dtype=torch.bool).tril()
+    inputs = (x, x[3:9], x.reshape(-1).unfold(0, 3, 1), mask, x.to(torch.bfloat16), x.to(torch.float8_e5m2), torch.arange(30) % 7)
+    graph = stored(lambda *values: [torch.ops.aten.clone(value) for value in values], *inputs)
+    (tmp_path / "graph.json").write_text(json.dumps(graph.to_json()))
+    lines = (
+        "import hashlib, json, sys, torch; from pathlib import Path; from tuner.workload.fx import make_inputs; "
+        "from tuner.workload.graph import Graph; graph = Graph.from_json(json.loads(Path(sys.argv[1]).read_text())); "
+        "made = make_inputs(graph, 5); "
+        "print(*[hashlib.sha256(x.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() for x in made])"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", lines, str(tmp_path / "graph.json")],
+            env={**os.environ, "OMP_NUM_THREADS": threads},
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path("/"),
+        ).stdout
+        for threads in ("1", "2")
+    }
+    assert len(printed) == 1
+    assert len(set(printed.pop().split())) == len(inputs)
+
+
+def test_of_a_huge_input_a_part_is_looked_at():
+    huge = torch.arange(3, MAX_LOOKED_AT + 3, dtype=torch.int32).repeat(2)
+    seen = seen_in(huge)
+    assert 3 <= seen.low < 100
+    assert MAX_LOOKED_AT - 100 < seen.high < MAX_LOOKED_AT + 3, "indexes that were never seen are not made up"
+    half = seen_in(torch.zeros(2, MAX_LOOKED_AT, dtype=torch.bool))
+    assert (half.mean, half.runs) == (0.0, None)
+    small = seen_in(torch.zeros(2, MAX_LOOKED_AT)[:, :1].expand(2, 10 * MAX_LOOKED_AT))
+    assert small.runs == ((0.0, 2),), "what is the same memory is small"
+
+
+def test_sharing_is_seen_of_the_memory_and_not_of_equal_values():
+    x = numbers(10)
+    assert [seen.shares for seen in seen_in_all([x, x.clone(), x[4:], x[:0]])] == [None, None, (0, 16), None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,6 +38,17 @@ def test_a_custom_op_cannot_be_rebuilt_and_is_named(doubled):
     assert "tuner_test.doubled.default" in graph.calls, "it has a key: a look-up may ask for it"
     with pytest.raises(UnsupportedGraph, match=r"tuner_test\.doubled\.default"):
         to_fx(graph)
+
+
+@pytest.mark.parametrize("name", ["_c10d_functional.all_reduce.default", "c10d.allreduce_.default"])
+def test_a_collective_is_refused_as_one_and_by_node(name):
+    graph = graph_of(lambda x: x.exp().sin(), numbers(3))
+    (place,) = [i for i, node in enumerate(graph.nodes) if node.target == "aten.sin.default"]
+    nodes = list(graph.nodes)
+    nodes[place] = replace(nodes[place], target=name)
+    with pytest.raises(UnsupportedGraph, match=rf"node {place} {name} is a collective") as caught:
+        to_fx(replace(graph, nodes=tuple(nodes)))
+    assert caught.value.reason == "collective"
 
 
 def test_an_op_that_this_torch_does_not_have_is_named():

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from tuner.errors import one_line
 from tuner.measure.correctness import Expected, deviation_of, expect
-from tuner.workload.fx import written_arguments
+from tuner.workload.fx import memory_of, written_arguments
 
 # What float64 stands for. Float8 is not in it: who converts to that quantises, and the rounding is part of the result.
 WIDENED = {
@@ -29,8 +29,8 @@ BITCASTS = (torch.ops.aten.view.dtype, torch.ops.prims.view_of_dtype.default)
 class Reference:
     """What the outcome of a graph on given inputs should be. An outcome: the outputs, then the mutated inputs, all copied.
 
-    checkable: whether eager can say it. If not, `compare_with` has to be told an outcome to compare with, and only plans that leave
-    the numerics alone are to be allowed. reason: why it is not, or why the tolerance is wider than it could be; else empty.
+    checkable: whether eager can say it. If not, `compare_with` has to be told an outcome to compare with, and only plans that
+    leave the numerics alone are to be allowed. reason: why it is not, or why the tolerance is wider than it could be; else empty.
     """
 
     def __init__(self, expected: Sequence[Expected] | None, reason: str, seed: int):
@@ -98,11 +98,7 @@ def _dropout(node: fx.Node) -> object:
 
 def same_layout(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy in another dtype with the same strides, also where elements share memory."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    if tensor.numel() == 0:
-        return tensor.to(dtype)
-    memory = tensor.as_strided((last + 1,), (1,)).to(dtype, copy=True)
-    return memory.as_strided(tensor.shape, tensor.stride(), 0)
+    return memory_of(tensor).to(dtype, copy=True).as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def _outcome(run: Callable[..., Any], inputs: Sequence[Tensor], mutated: Iterable[int]) -> list[object]:
@@ -159,7 +155,7 @@ class _WideRun(fx.Interpreter):
 
         args = fx.map_arg(node.args, narrowed)
         kwargs = fx.map_arg(node.kwargs, narrowed)
-        value = node.target(*args, **kwargs)  # type: ignore[operator, misc]
+        value = node.target(*args, **kwargs)  # type: ignore[operator]
         for argument in written_arguments(node):
             self.env[argument].copy_(copies[argument])
         return _widened(value)

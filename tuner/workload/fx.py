@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +16,7 @@ from tuner.workload.graph import REBUILDABLE_NAMESPACES, Graph, InputData, Node,
 
 # What an input is drawn from that was never seen.
 UNSEEN = InputData(0, 1)
-# Inputs made of fewer runs, and longer ones on average, are kept whole. A causal mask of 2,048 x 2,048 has 4,096 runs; weights
-# that were trained have as many runs as elements. Integers, up to that number, are kept whatever they are: offsets, lengths and
-# permutations are only valid as they are.
-MAX_RUNS = 8192
-MIN_RUN_LENGTH = 8
+COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor", "symm_mem")
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
@@ -101,22 +96,24 @@ def op_name(target: Any, node: object = "") -> str:
     raise UnsupportedGraph("unsupported_node", f"node {node} calls {name}, which cannot be rebuilt from a stored graph")
 
 
-def op_from_name(name: str) -> Callable[..., Any]:
-    """The op that `op_name` named. Raises UnsupportedGraph."""
+def op_from_name(name: str, node: str = "op ") -> Callable[..., Any]:
+    """The op that `op_name` named. Raises UnsupportedGraph, naming the node that calls it."""
     if name == "operator.getitem":
         return operator.getitem
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.rpartition(".")
+    if namespace in COLLECTIVES:
+        raise UnsupportedGraph("collective", f"{node}{name} is a collective: graphs that wait for other ranks are not tuned yet")
     if namespace not in REBUILDABLE_NAMESPACES:
         raise UnsupportedGraph(
-            "unsupported_node", f"op {name} cannot be rebuilt: only {' and '.join(REBUILDABLE_NAMESPACES)} ops can"
+            "unsupported_node", f"{node}{name} cannot be rebuilt: only {' and '.join(REBUILDABLE_NAMESPACES)} ops can"
         )
     try:
         found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except (AttributeError, RuntimeError) as error:
-        raise UnsupportedGraph("unsupported_node", f"op {name} does not exist in torch {torch.__version__}") from error
+        raise UnsupportedGraph("unsupported_node", f"{node}{name} does not exist in torch {torch.__version__}") from error
     if not isinstance(found, torch._ops.OpOverload):
-        raise UnsupportedGraph("unsupported_node", f"{name} is no op")
+        raise UnsupportedGraph("unsupported_node", f"{node}{name} is no op of torch's")
     return found
 
 
@@ -225,7 +222,7 @@ def to_fx(graph: Graph) -> fx.GraphModule:
             nodes[i] = new.get_attr(f"constant{i}")
         else:
             args, kwargs = decode(node.args, nodes), {key: decode(value, nodes) for key, value in node.kwargs.items()}
-            nodes[i] = new.call_function(op_from_name(node.target), tuple(args), kwargs)
+            nodes[i] = new.call_function(op_from_name(node.target, f"node {i} "), tuple(args), kwargs)
     new.output(tuple(decode(graph.outputs, nodes)))
     return fx.GraphModule(root, new)
 
@@ -249,12 +246,26 @@ def written_once(tensor: torch.Tensor) -> tuple[slice, ...]:
     return tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
 
 
+def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to the last that such a tensor reaches in memory."""
+    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory from the first to the last element of `tensor`, as a view of one dimension."""
+    return tensor.as_strided((extent(tensor.shape, tensor.stride()),), (1,))
+
+
 def fill(tensor: torch.Tensor, seen: InputData, generator: torch.Generator) -> torch.Tensor:
     """Fills `tensor` in place with data like that seen.
 
     The same runs, where they were kept. Else floats come from a normal distribution with the mean and deviation seen, cut off at
     the bounds, integers uniformly from the bounds, and booleans are true as often.
     """
+    if seen.runs is None and extent(tensor.shape, tensor.stride()) < tensor[written_once(tensor)].numel():
+        # Elements overlap: each place in memory is written once, for what is written twice depends on the order.
+        fill(memory_of(tensor), seen, generator)
+        return tensor
     once = written_once(tensor)
     shape = tensor[once].shape
     if seen.runs is not None:
@@ -279,39 +290,36 @@ def fill(tensor: torch.Tensor, seen: InputData, generator: torch.Generator) -> t
 
 
 def make_inputs(graph: Graph, seed: int) -> list[torch.Tensor]:
-    """Fresh inputs of the right dtype, shape, stride and device, with data like that seen at capture."""
+    """Fresh inputs of the right dtype, shape, stride and device, with data like that seen at capture.
+
+    Those that shared memory do so again, at the same distances. Equal seeds give equal bits, in every process.
+    """
     generator = torch.Generator().manual_seed(seed)
     metas = [TensorMeta.from_json(node.value) for node in graph.inputs]
-    return [fill(empty(meta), seen, generator) for meta, seen in zip(metas, graph.data, strict=True)]
-
-
-def seen_in(tensor: torch.Tensor, parameter: bool = False) -> InputData:
-    """What is to be remembered of `tensor`: of a parameter never the content, unless it is zeros or ones throughout."""
-    if tensor.numel() == 0 or tensor.dtype.is_complex:
-        return UNSEEN
-    flat = tensor.detach()[written_once(tensor)].reshape(-1)
-    starts = (flat[1:] != flat[:-1]).nonzero().flatten() + 1
-    runs = None
-    kept_whole = not tensor.dtype.is_floating_point and tensor.dtype != torch.bool and not parameter
-    if len(starts) < (MAX_RUNS if kept_whole else min(MAX_RUNS, len(flat) / MIN_RUN_LENGTH)):
-        bounds = [0, *starts.tolist(), len(flat)]
-        values = flat[torch.tensor(bounds[:-1])].tolist()
-        runs = tuple(
-            (encode(value, {}, "input"), end - start) for value, start, end in zip(values, bounds, bounds[1:], strict=False)
+    inputs = [empty(meta) for meta in metas]
+    for first in {seen.shares[0] for seen in graph.data if seen.shares is not None}:
+        share_memory(
+            inputs,
+            {first: 0} | {i: seen.shares[1] for i, seen in enumerate(graph.data) if seen.shares and seen.shares[0] == first},
         )
-    if parameter and runs is not None and not (len(runs) == 1 and runs[0][0] in (0, 1)):
-        runs = None
-    finite = flat.double()
-    finite = finite[finite.isfinite()]
-    if finite.numel() == 0:
-        return replace(UNSEEN, runs=runs)
-    low, high = float(finite.min()), float(finite.max())
-    # The sum and the squares of numbers near the largest double are infinite, those of their shares of it are not.
-    scale = max(abs(low), abs(high)) or 1.0
-    shares = finite / scale
-    mean, std = scale * float(shares.mean()), scale * float(shares.std(correction=0))
-    if not tensor.dtype.is_floating_point:
-        # Torch has no minimum of wide unsigned integers; those past int64 wrap around here, and back when inputs are made.
-        whole = flat.to(torch.int64)
-        low, high = int(whole.min()), int(whole.max())
-    return InputData(low, high, mean, std, runs)
+    # Masks and indexes last: where they share memory with others, they must be what they were.
+    for exact in (False, True):
+        for tensor, seen in zip(inputs, graph.data, strict=True):
+            if (seen.runs is not None) == exact:
+                fill(tensor, seen, generator)
+    return inputs
+
+
+def share_memory(inputs: list[torch.Tensor], offsets: Mapping[int, int]) -> None:
+    """Replaces the inputs at the positions in `offsets` by views of one memory, each its offset in bytes from the first one's."""
+    start = min(offsets.values())
+    if any((offset - start) % inputs[i].itemsize for i, offset in offsets.items()):
+        return
+    sizes = {i: extent(inputs[i].shape, inputs[i].stride()) * inputs[i].itemsize for i in offsets}
+    memory = torch.zeros(
+        max(offsets[i] - start + sizes[i] for i in offsets), dtype=torch.uint8, device=inputs[min(offsets)].device
+    )
+    for i, offset in offsets.items():
+        like = inputs[i]
+        place = (offset - start) // like.itemsize
+        inputs[i] = like.new_empty(0).set_(memory.untyped_storage(), place, like.shape, like.stride())

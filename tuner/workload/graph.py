@@ -69,6 +69,8 @@ class InputData:
 
     runs: the whole content as (value, length) in row-major order, kept where it is made of few runs, as masks and constants are;
     trained weights are not. Times depend on values: a random mask took 2.5 times as long in a softmax as the causal one seen.
+    shares: where it lay in the memory of an input before it, the position of the first such and the bytes from that one's first
+    element to its own.
     """
 
     low: float | int
@@ -76,14 +78,22 @@ class InputData:
     mean: float = 0.5
     std: float = 0.3
     runs: tuple[tuple[Any, int], ...] | None = field(default=None, hash=False)
+    shares: tuple[int, int] | None = None
 
     def to_json(self) -> list[Any]:
-        return [self.low, self.high, self.mean, self.std, None if self.runs is None else [list(run) for run in self.runs]]
+        runs = None if self.runs is None else [list(run) for run in self.runs]
+        return [self.low, self.high, self.mean, self.std, runs, *([] if self.shares is None else [list(self.shares)])]
 
     @staticmethod
     def from_json(data: Any) -> InputData:
-        low, high, mean, std, runs = data
-        return InputData(low, high, mean, std, None if runs is None else tuple((value, int(length)) for value, length in runs))
+        low, high, mean, std, runs, *rest = data
+        shares = None
+        if rest:
+            ((first, offset),) = rest
+            shares = (int(first), int(offset))
+        return InputData(
+            low, high, mean, std, None if runs is None else tuple((value, int(length)) for value, length in runs), shares
+        )
 
 
 @dataclass(frozen=True)
@@ -141,12 +151,17 @@ class Graph:
             if data["schema"] != GRAPH_SCHEMA:
                 raise SpecError(f"stored graph has schema {data['schema']!r}, this version reads {GRAPH_SCHEMA}")
             native = data["native_form"]
+            seen = tuple(InputData.from_json(row) for row in data["data"])
+            if any(
+                one.shares and not (0 <= one.shares[0] < i and seen[one.shares[0]].shares is None) for i, one in enumerate(seen)
+            ):
+                raise SpecError("in a stored graph an input shares memory with one that is not before it")
             return Graph(
                 phase=data["phase"],
                 nodes=tuple(Node(*row) for row in data["nodes"]),
                 outputs=data["outputs"],
                 order=tuple(data["order"]),
-                data=tuple(InputData.from_json(seen) for seen in data["data"]),
+                data=seen,
                 static_inputs=tuple(data["static_inputs"]),
                 mutated=tuple(data["mutated"]),
                 native_form=None if native is None else Graph.from_json(native),

@@ -16,8 +16,9 @@ from tuner.compilers.inductor.hooks import compile_fx, dynamo_config, functorch_
 from tuner.compilers.inductor.program import copied, is_training, program_key
 from tuner.errors import SpecError, UnsupportedGraph, find_cause, one_line
 from tuner.search_spaces.native import NATIVE_OPS
-from tuner.workload.fx import from_fx, seen_in
+from tuner.workload.fx import from_fx
 from tuner.workload.graph import Graph, InputData
+from tuner.workload.seen import seen_in_all
 
 
 @dataclass
@@ -104,7 +105,7 @@ def _recorder(programs: list[Program]) -> Callable[..., Any]:
             program.graphs.append(_form(made, native, kwargs))
 
             def run(inputs: list[Any]) -> Any:
-                seen = tuple(seen_in(value, parameter=i in static) for i, value in enumerate(inputs))
+                seen = seen_in_all(inputs, static)
                 program.graphs[place] = with_data(program.graphs[place], seen)
                 outputs = made.forward(*inputs)
                 inputs.clear()
