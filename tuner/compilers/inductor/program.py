@@ -73,7 +73,15 @@ def _encode(value: Any, index: dict[fx.Node, int], node: fx.Node) -> Any:
 
 
 def copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph module with a graph of its own; tensors are shared. (A deep copy fails on tensors under a fake mode.)"""
+    """A graph module with a graph of its own; tensors are shared. (A deep copy fails on tensors under a fake mode.)
+
+    Where an input came from goes with it: without that AOTAutograd knows no parameter, and guards no aliasing.
+    """
     made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     made.meta.update(gm.meta)
+    if (sources := getattr(gm, "_param_name_to_source", None)) is not None:
+        made._param_name_to_source = sources
+    for old, new in zip(gm.graph.find_nodes(op="placeholder"), made.graph.find_nodes(op="placeholder"), strict=True):
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source  # type: ignore[attr-defined]
     return made
