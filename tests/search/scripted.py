@@ -1,97 +1,170 @@
-"""A bench whose worker is a script: verdicts and times by plan, no process, no compiler."""
+"""Measuring processes that are a script: verdicts and times by plan, no process, no compiler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from stored import query
+import pytest
+from stored import program, query
 
 from tuner.errors import WorkerDied, WorkerTimeout
 from tuner.measurement import Policy
 from tuner.plan import Groups, Plan, canonical_groups
-from tuner.search.bench import Bench
+from tuner.search.bench import DEFAULT, Bench
 from tuner.search.effort import Effort
 from tuner.search.progress import Progress
+from tuner.search.screen import SEED
 from tuner.search.workloads import Resolved
-from tuner.workload.graph import Graph
+from tuner.workload.graph import Graph, Node
 
 POLICY = Policy.for_cpu(1)
 LEAVES = tuple(f"{i}:64|:ComputedBuffer.Pointwise:0" for i in range(4))
 ONE_GROUP: Groups = (LEAVES,)
-EFFORT = Effort("quick", trials=100, seconds=100.0, screen_samples=5, race_samples=5, final_samples=8)
+EFFORT = Effort("quick", trials=100, seconds=100.0, race_samples=20, final_samples=20)
 GELU, SILU = "aten.gelu.default", "aten.silu.default"
+CONDITIONS = {"conditions": {"clock_mhz": 3000}}
+Told = dict[str, Any]
 
 
-def graph(native: tuple[str, ...] = ()) -> Graph:
-    """A graph of no nodes, with a native form that calls `native`."""
-    from tuner.workload.graph import Node
+def resolved(native: tuple[str, ...] = (), name: str = "a", spec: str = "made.py:up", made_by: str | None = None) -> Resolved:
+    """A graph of no nodes that the scripts know by `name`; ops that may stay native; the name of the program it comes of."""
+    calls = tuple(Node("call", target, [], {}, None) for target in (*native, name))
+    form = Graph("inference", calls, [], (), ())
+    made = Graph("inference", (), [], (), (), native_form=form)
+    return Resolved(spec, made, query(name), None if made_by is None else program(made_by))
 
-    form = Graph("inference", tuple(Node("call", name, [], {}, None) for name in native), [], (), ())
-    return Graph("inference", (), [], (), (), native_form=form)
 
-
-def resolved(native: tuple[str, ...] = ()) -> Resolved:
-    return Resolved("made.py:up", graph(native), query(), None)
+def bench(process: int = 0, patience: int = EFFORT.patience) -> Bench:
+    return Bench(POLICY, SEED + process, patience)
 
 
 def progress() -> Progress:
     return Progress("made.py:up", "", EFFORT.trials, EFFORT.seconds)
 
 
-class ScriptedBench(Bench):
-    """ms: time of one call by plan (the default takes 1). verdict: what `try` answers for a plan, {} for "ok" with its own code.
+class Script:
+    """What all measuring processes of a test answer, and what they were asked.
 
-    A verdict {"raise": error} is raised as by a lost worker. `tried` lists the plans that were asked for, in order.
+    ms: time of one call by plan; the default takes 1. verdict: what "try" answers, {} for "ok" with code of its own. odd: by how
+    much a plan is slower in the process of this number, counted from 0, for as long as that lives. An answer {"raise": error} is
+    raised, as by a lost worker; {"raise when timed": error} when the plan is timed. opening: what differs in the answer to
+    "open", by the graph's name. busy: what makes a stretch of these plans untrustworthy, if anything. whole: what differs in the
+    answer to "open whole", with "ms", the times of default and planned, one pair for each process.
     """
 
-    def __init__(self, ms: Callable[[Plan], float], verdict: Callable[[Plan], dict[str, Any]] = lambda plan: {}):
-        super().__init__(POLICY, seed=0)
-        self.ms, self.verdict, self.tried, self.plans = ms, verdict, list[Plan](), {Plan().key: Plan()}
-        self.opened, self.told = 0, dict[str, dict[str, Any]]()
+    def __init__(
+        self,
+        ms: Callable[[Plan], float] = lambda plan: 1.0,
+        verdict: Callable[[Plan], Told] = lambda plan: {},
+        *,
+        odd: Callable[[Plan, int], float] = lambda plan, process: 1.0,
+        opening: Callable[[str], Told] = lambda graph: {},
+        busy: Callable[[Sequence[Plan]], str | None] = lambda plans: None,
+        whole: Callable[[str, int], Told] = lambda spec, process: {},
+    ):
+        self.ms, self.verdict, self.odd, self.opening, self.busy, self.whole = ms, verdict, odd, opening, busy, whole
+        self.requests: list[Told] = []
+        self.workers: list[ScriptedWorker] = []
+
+    def play(self, monkeypatch: pytest.MonkeyPatch) -> Script:
+        """From now on each measuring process is one of this script's."""
+        monkeypatch.setattr("tuner.search.bench.Worker", self._start)
+        monkeypatch.setattr("tuner.search.whole.Worker", self._start)
+        return self
+
+    def _start(self, threads: int, device: str = "cpu", module: str = "", environment: Told | None = None) -> ScriptedWorker:
+        self.workers.append(ScriptedWorker(self, len(self.workers)))
+        return self.workers[-1]
+
+    def asked(self, do: str) -> list[Told]:
+        return [request for request in self.requests if request["do"] == do]
 
     @property
-    def process(self) -> str:
-        return f"scripted {self.opened}"
+    def tried(self) -> list[Plan]:
+        return [Plan.from_json(request["plan"]) for request in self.asked("try")]
 
-    def open(self, resolved: Resolved) -> dict[str, Any]:
-        self._resolved, self.live = resolved, {Plan().key}
-        self._worker = object()  # type: ignore[assignment]
-        self.opened += 1
-        groups = [list(group) for group in ONE_GROUP]
-        self.default = {"realised": groups, "code_key": "default", "default_ms": 1.0, "repetitions": 1, "peak_bytes": 1000}
-        return self.default
+    @property
+    def timed(self) -> list[tuple[str, ...]]:
+        return [tuple(request["keys"]) for request in self.asked("time")]
 
-    def _ask(self, timeout_s: float, **request: Any) -> Any:
-        try:
-            return self._answer(request)
-        except (WorkerDied, WorkerTimeout):
-            self.close()
-            raise
 
-    def _answer(self, request: dict[str, Any]) -> Any:
-        if request["do"] == "time":
-            assert set(request["keys"]) <= self.live, "a worker can only time what it has compiled"
-            for key in request["keys"]:
-                if error := self.told[key].get("raise when timed"):
-                    raise error
-            return {key: self._samples(key, request["samples"]) for key in (Plan().key, *request["keys"])}
-        plan = Plan.from_json(request["plan"])
-        self.tried.append(plan)
-        self.plans[plan.key] = plan
-        groups = [list(group) for group in canonical_groups(plan.groups or ONE_GROUP)]
-        told = self.told[plan.key] = self.verdict(plan)
+class ScriptedWorker:
+    """Raises AssertionError where it is asked for what a real one could not give."""
+
+    def __init__(self, script: Script, number: int):
+        self.script, self.number, self.name, self.alive = script, number, f"scripted {number}", True
+        self.plans: dict[str, Plan] = {}
+        self.told: dict[str, Told] = {}
+        self.whole: Told | None = None
+        self.resident = 1000
+
+    def ask(self, timeout_s: float, **request: Any) -> Told:
+        assert self.alive, "a worker that was killed cannot be asked"
+        assert timeout_s > 0
+        self.script.requests.append({**request, "process": self.number})
+        answers = {"open": self._open, "try": self._try, "time": self._time, "open whole": self._open_whole}
+        return answers[request["do"]](**{name: value for name, value in request.items() if name != "do"})
+
+    def _raising(self, told: Told) -> Told:
         if "raise" in told:
+            self.alive = type(told["raise"]) not in (WorkerTimeout, WorkerDied)
             raise told["raise"]
-        answer = {"status": "ok", "realised": groups, "code_key": plan.key, "error": 0.1, "peak_bytes": 1000}
-        answer |= {name: value for name, value in told.items() if not name.startswith("raise")}
-        if answer["status"] == "ok" and answer["code_key"] in request["seen_codes"]:
-            return {"status": "duplicate", "code_key": answer["code_key"]}
+        return told
+
+    def _open(self, graph: Told, **_: Any) -> Told:
+        self.plans = {DEFAULT.key: DEFAULT}
+        groups = [list(group) for group in ONE_GROUP]
+        answer = {"status": "ok", "realised": groups, "code_key": "default", "error": 0.0, "peak_bytes": 1000}
+        answer |= {"default_ms": 1.0, "repetitions": 1, "compile_s": 0.1, "check_s": 0.1, "call_s": 0.001, "checkable": True}
+        name = graph["native_form"]["nodes"][-1][1]
+        return self._raising({**answer, "resident_bytes": 1000, **self.script.opening(name)})
+
+    def _try(self, plan: Told, expected: Any, seen_codes: list[str], own_copy: str) -> Told:
+        wanted = Plan.from_json(plan)
+        told = self.told[wanted.key] = self._raising(self.script.verdict(wanted))
+        groups = [list(group) for group in canonical_groups(wanted.groups or ONE_GROUP)]
+        answer = {"status": "ok", "realised": groups, "code_key": own_copy or wanted.key, "error": 0.1, "peak_bytes": 1000}
+        answer |= {"resident_bytes": self.resident, **told}
+        self.resident = answer["resident_bytes"]
+        if answer["status"] == "ok" and answer["code_key"] in seen_codes:
+            return {"status": "duplicate", "code_key": answer["code_key"], "resident_bytes": self.resident}
+        if answer["status"] == "ok":
+            self.plans[wanted.key] = wanted
         return answer
 
-    def _samples(self, key: str, samples: int) -> list[float]:
-        ms = 1.0 if key == Plan().key else self.ms(self.plans[key])
-        return [ms * (1 + 0.001 * (i % 3)) for i in range(samples)]
+    def _time(self, keys: list[str], samples: int, seed: int, patience: int) -> Told:
+        if self.whole is not None:
+            return self._time_whole(samples)
+        assert set(keys) <= set(self.plans), "a worker can only time what it has compiled"
+        plans = [self.plans[key] for key in (DEFAULT.key, *keys)]
+        for plan in plans:
+            if error := self.told.get(plan.key, {}).get("raise when timed"):
+                self._raising({"raise": error})
+        times = {plan.key: self._samples(plan, samples) for plan in plans}
+        return {**CONDITIONS, "times": times, "busy": self.script.busy(plans[1:]), "resident_bytes": self.resident}
 
-    def close(self) -> None:
-        self.live, self._worker = set(), None
+    def _samples(self, plan: Plan, samples: int) -> list[float]:
+        ms = 1.0 if plan.is_default else self.script.ms(plan)
+        return noisy(ms * self.script.odd(plan, self.number), samples)
+
+    def _open_whole(self, spec: str, **_: Any) -> Told:
+        process = sum(request["spec"] == spec for request in self.script.asked("open whole")) - 1
+        self.whole = {"error": 0.1, "ms": (1.0, 0.9), "busy": None, **self.script.whole(spec, process)}
+        told = {"default_ms": 1.0, "repetitions": 1, "compile_s": 0.0, "check_s": 0.0, "call_s": 0.001}
+        return self._raising({**self.whole, **told})
+
+    def _time_whole(self, samples: int) -> Told:
+        assert self.whole is not None
+        times = {name: noisy(ms, samples) for name, ms in zip(("default", "planned"), self.whole["ms"], strict=True)}
+        return {**CONDITIONS, "times": times, "busy": self.whole["busy"]}
+
+    def __enter__(self) -> ScriptedWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.alive = False
+
+
+def noisy(ms: float, samples: int) -> list[float]:
+    return [ms * (1 + 0.001 * (i % 3)) for i in range(samples)]

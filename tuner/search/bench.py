@@ -47,7 +47,7 @@ class Bench:
         self.seconds = defaultdict[str, float](float) if seconds is None else seconds
         self._worker: Worker | None = None
         self._resolved: Resolved | None = None
-        self._opened_bytes = 0
+        self._opened_bytes = self._bytes = 0
         self.live: set[str] = set()
         self.default: dict[str, Any] = {}
 
@@ -72,7 +72,7 @@ class Bench:
         with self._spent("compiling"):
             self.default = self._ask(START_S + OPEN_S, do="open", **open_request(resolved, self.policy, self.seed))
         self.live = {DEFAULT.key}
-        self._opened_bytes = self.default.get("resident_bytes", 0)
+        self._opened_bytes = self._bytes = self.default.get("resident_bytes", 0)
         return self.default
 
     @contextmanager
@@ -107,9 +107,15 @@ class Bench:
             return lost(error)
         if verdict["status"] == "ok":
             self.live.add(plan.key)
-        if verdict.get("sticky") or is_leaking(self._opened_bytes, verdict.get("resident_bytes", 0)):
+        self._bytes = verdict.get("resident_bytes", 0)
+        if verdict.get("sticky"):
             self.close()
         return verdict
+
+    def replace_if_leaking(self) -> None:
+        """Ends a worker that has grown too much: the next trial starts another. To be called when nothing live is needed more."""
+        if is_leaking(self._opened_bytes, self._bytes):
+            self.close()
 
     def prepare(self, wanted: Sequence[tuple[Plan, Groups | None]]) -> dict[str, dict[str, Any]]:
         """Verdicts by plan key; those that are "ok" are all live. A plan that kills the worker costs the others a repetition."""
@@ -133,6 +139,7 @@ class Bench:
         keys = [plan.key for plan in plans]
         with self._spent("measuring"):
             told = self._ask(limit_s, do="time", keys=keys, samples=samples, seed=self.seed, patience=self.patience)
+        self._bytes = told.get("resident_bytes", 0)
         if told.get("busy") and self.patience:
             raise DeviceBusy(told["busy"])
         return Timed(told["times"], told.get("conditions", {}))

@@ -94,6 +94,7 @@ def screen(
             reached = run.trial(candidate, verdict)
             if reached is not None:
                 queue.appendleft(reached)
+            bench.replace_if_leaking()
             progress.notify()
     if run.default_samples:
         result.default_ms = sorted(run.default_samples)[len(run.default_samples) // 2]
@@ -108,11 +109,14 @@ class _Run:
     def __init__(self, bench: Bench, resolved: Resolved, store: Store, effort: Effort, progress: Progress, rules: Rules):
         self.bench, self.resolved, self.store, self.effort = bench, resolved, store, effort
         self.progress, self.rules = progress, rules
-        self.quarantined = {} if rules.retry else store.quarantined(resolved.query)
+        quarantined = set(store.quarantined(resolved.query))
+        self.quarantined = set[str]() if rules.retry else quarantined
         known = store.measurements(resolved.query.exact_key, "screen", bench.policy.key)
-        passing = ("busy", "wrong", "timeout", "crash") if rules.retry else ("busy",)
-        self.known = {measurement.plan.key: measurement for measurement in known}
-        self.known = {key: measurement for key, measurement in self.known.items() if measurement.status not in passing}
+        self.known = {measurement.plan.key: measurement for measurement in known if measurement.status != "busy"}
+        # What was right when screened can have failed since, in a final or elsewhere: then that verdict counts.
+        for key in quarantined & set(self.known):
+            if rules.retry or self.known[key].status == "ok":
+                del self.known[key]
         self.seen_codes: set[str] = set()
         self.seen_groups: set[Groups] = set()
         self.passed: list[Finalist] = []
@@ -128,13 +132,14 @@ class _Run:
             return deque()
         native = self.resolved.graph.native_form
         kinds = NATIVE_OPS.intersection(native.calls) if native is not None else frozenset()
-        found = deque(self.rules.space(groups, kinds))
+        found = list(self.rules.space(groups, kinds))
         if not incumbent.is_default and all(candidate.plan != incumbent for candidate in found):
-            found.appendleft(Candidate("incumbent", incumbent))
+            found.append(Candidate("incumbent", incumbent))
+        found.sort(key=lambda candidate: candidate.plan != incumbent)
         if not checkable:
             self.progress.refused["not checkable"] += sum(not _leaves_numerics(candidate.plan) for candidate in found)
-            found = deque(candidate for candidate in found if _leaves_numerics(candidate.plan))
-        return found
+            found = [candidate for candidate in found if _leaves_numerics(candidate.plan)]
+        return deque(found)
 
     def admitted(self, queue: deque[Candidate], count: int) -> list[Candidate]:
         """The next candidates, at most `count`, that are neither known nor in quarantine nor proposed before."""
@@ -151,10 +156,12 @@ class _Run:
                 self.progress.duplicates += 1
                 return False
             self.seen_groups.add(plan.groups)
+        if plan.key in self.known:
+            return False
         if plan.key in self.quarantined:
             self.progress.refused["quarantined"] += 1
             return False
-        return plan.key not in self.known
+        return True
 
     def compiled(self, pool: CompilePool | None, batch: Sequence[Candidate]) -> Iterator[tuple[Candidate, dict[str, Any] | None]]:
         """The candidates with the compile pool's verdict, as they come; None where nobody has compiled it yet.
