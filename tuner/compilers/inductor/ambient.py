@@ -105,7 +105,10 @@ def as_keyed(keyed: Mapping[str, Any]) -> Iterator[None]:
 
     Raises UnsupportedGraph, naming the fields, where this process cannot be made equal to it.
     """
-    with inductor_config.patch(dict(keyed.get("inductor", {}))):
+    settings = dict(keyed.get("inductor", {}))
+    if unknown := [name for name in settings if name not in inductor_config._config]:
+        raise UnsupportedGraph("settings", f"this torch has no setting torch._inductor.config.{unknown[0]}")
+    with inductor_config.patch(settings):
         here = named_fields(json.loads(json.dumps(ambient())))
         if differences := differing_fields(named_fields(keyed), here):
             raise UnsupportedGraph("settings", f"the measuring process cannot take over {'; '.join(differences)}")
