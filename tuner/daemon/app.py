@@ -92,22 +92,22 @@ def create_app(store_path: Path, background: Background | None = None) -> Starle
         answer = reader.program(query)
         return replace(answer, wanted=background is not None and wants(background, query, answer)).to_json()
 
-    def wants(tuner: Background, query: Query, answer: ProgramAnswer) -> bool:
-        return not answer.settled and tuner.jobs.wants(query.exact_key, answer.known)
+    def wants(active: Background, query: Query, answer: ProgramAnswer) -> bool:
+        return not answer.settled and active.jobs.wants(query.exact_key, answer.known)
 
     async def miss(request: Request) -> dict[str, Any]:
-        tuner = _tuner(background)
+        active = _active(background)
         report = await _read(request, "report", REPORT_LIMIT_BYTES, MissReport.from_json)
-        if not wants(tuner, report.program, StoreReader(store_path, STORE_TIMEOUT_S).program(report.program)):
+        if not wants(active, report.program, StoreReader(store_path, STORE_TIMEOUT_S).program(report.program)):
             return {"accepted": False, "reason": "it is settled, there is a job for it, or there are too many jobs"}
-        tuner.jobs.add(report)
-        tuner.wake()
+        active.jobs.add(report)
+        active.wake()
         return {"accepted": True, "reason": ""}
 
     async def yield_(request: Request) -> dict[str, Any]:
-        tuner = _tuner(background)
+        active = _active(background)
         pid = await _read(request, "request to yield", REQUEST_LIMIT, _checked_pid)
-        return {"stopped": await tuner.yield_to(pid)}
+        return {"stopped": await active.yield_to(pid)}
 
     async def jobs(request: Request) -> dict[str, Any]:
         known = background.jobs if background else Jobs(jobs_folder(store_path))
@@ -187,7 +187,7 @@ def _outcomes(outcomes: Counter[str]) -> dict[str, Any]:
     return {name: outcomes[name] for name in known} | {"miss": misses}
 
 
-def _tuner(background: Background | None) -> Background:
+def _active(background: Background | None) -> Background:
     if background is None:
         raise BadRequest("this daemon does not tune", 409)
     return background
