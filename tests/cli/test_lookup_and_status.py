@@ -172,6 +172,7 @@ def test_with_a_daemon_the_answers_come_from_it_and_it_counts_them(folder, resol
             "look-ups 1 hits, 1 misses",
             "misses 1 unknown graph",
             "programs 0 known, 1 unknown",
+            "tuning nothing to do (effort quick)",
         ]
         status = json.loads(run("status", "--json").output)
         assert status["counts"] == {

@@ -1,7 +1,7 @@
 """Giving a daemon that wants it the program that it did not know: its graphs, and what its first call saw in their inputs.
 
 The default was compiled before, as if nobody had asked. What a parameter holds is never told, of an input no more than a sweep
-keeps of it (`tuner.workload.fx.seen_in`).
+keeps of it (`tuner.workload.seen`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,14 +22,15 @@ from tuner.compilers.inductor.capture import graph_forms, with_data
 from tuner.compilers.inductor.pinned import Pinned
 from tuner.errors import UnsupportedGraph, one_line
 from tuner.lookup.client import warn_once
-from tuner.workload.fx import UNSEEN, seen_in, tensor_meta
+from tuner.workload.fx import UNSEEN, tensor_meta
 from tuner.workload.graph import Graph, InputData
 from tuner.workload.miss_report import NODES_LIMIT, MissReport
+from tuner.workload.seen import seen_in_all
 
 # Seconds that a process may spend on reports, all together: two traces of each program, a look at its inputs, and the sending.
 BUDGET_S = 10.0
-# Elements of an input that are looked at; of a parameter fewer are enough to tell how its values are spread.
-INPUT_ELEMENTS, PARAMETER_ELEMENTS = 1 << 22, 1 << 16
+# Elements of a parameter that are looked at: a program may have billions.
+PARAMETER_ELEMENTS = 1 << 16
 
 _spent_s = 0.0
 _lock = threading.Lock()
@@ -97,22 +99,17 @@ def _first_call(pinned: Pinned, graphs: list[Graph], args: Sequence[Any]) -> Non
 def _seen(graph: Graph, inputs: Sequence[Any]) -> tuple[InputData, ...]:
     """What is in the graph's inputs, which are the program's where they are as many and of the same kinds; else nothing."""
     with torch.no_grad():
-        metas = [tensor_meta(value) for value in inputs]
-        if metas != [node.value for node in graph.inputs]:
+        if [tensor_meta(value) for value in inputs] != [node.value for node in graph.inputs]:
             return (UNSEEN,) * len(graph.inputs)
-        return tuple(_look(value, i in graph.static_inputs) for i, value in enumerate(inputs))
+        parameters = {i for i, value in enumerate(inputs) if isinstance(value, torch.nn.Parameter)} | {*graph.static_inputs}
+        looked_at = [_part(value) if i in parameters else value for i, value in enumerate(inputs)]
+        seen = seen_in_all(looked_at, parameters)
+    # the runs of a part are not those of the whole
+    parts = [part.numel() < value.numel() for part, value in zip(looked_at, inputs, strict=True)]
+    return tuple(replace(data, runs=None) if part else data for data, part in zip(seen, parts, strict=True))
 
 
-def _look(value: torch.Tensor, parameter: bool) -> InputData:
-    """`seen_in`, of a part of the tensor where it is large: how the values are spread there, and never what they are."""
-    limit = PARAMETER_ELEMENTS if parameter else INPUT_ELEMENTS
-    if value.numel() <= limit or not (value.is_contiguous() or value.dim() == 1):
-        return seen_in(value, parameter)
-    part = value.detach().reshape(-1)[:limit]
-    seen = seen_in(part, parameter=True)
-    low, high = seen.low, seen.high
-    if not value.dtype.is_floating_point and not value.dtype.is_complex:
-        # bounds of indices are only right where they are exact
-        bounds = value.amin(), value.amax()
-        low, high = int(bounds[0]), int(bounds[1])
-    return InputData(low, high, seen.mean, seen.std)
+def _part(parameter: torch.Tensor) -> torch.Tensor:
+    """As much of a parameter as tells how its values are spread."""
+    large = parameter.numel() > PARAMETER_ELEMENTS and parameter.is_contiguous()
+    return parameter.detach().view(-1)[:PARAMETER_ELEMENTS] if large else parameter
