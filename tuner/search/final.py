@@ -11,14 +11,14 @@ from tuner.cache.contract import Store
 from tuner.errors import DeviceBusy, TunerError, UnsupportedGraph, WorkerError
 from tuner.measure.promises import MIN_SPEEDUP
 from tuner.measure.statistics import Speedup, median_ratio, speedup_of
-from tuner.measurement import Measurement, Policy, Status, Winner
+from tuner.measurement import Measurement, Policy, Winner
 from tuner.plan import Groups, Plan
 from tuner.search.bench import DEFAULT, Bench, Timed
 from tuner.search.effort import Effort
 from tuner.search.heats import preference
 from tuner.search.provenance import provenance
 from tuner.search.race import ALIKE
-from tuner.search.screen import SEED, Finalist, Rules, Screening, measured
+from tuner.search.screen import SEED, Finalist, Rules, Screening, measured, status_of
 from tuner.search_spaces.space import SPACE_VERSION
 
 # An interval that is narrower, relative to its value, will not become a winner's by more processes.
@@ -105,7 +105,7 @@ def _one_process(bench: Bench, item: Evidence, effort: Effort) -> Iterator[Measu
     times = bench.time_each(live, effort.final_samples) if live else {}
     for key, finalist in candidates.items():
         verdict, timed = verdicts[key], times.get(key, Timed({}))
-        status: Status = "compile_error" if verdict["status"] in ("not_realised", "refused") else verdict["status"]
+        status = status_of(verdict)
         if not isinstance(timed, Timed):
             status, timed = timed, Timed({})
         yield measured(bench, resolved, finalist.candidate, "final", status, verdict, timed)

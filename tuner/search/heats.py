@@ -14,20 +14,25 @@ from tuner.search.effort import Effort
 from tuner.search.progress import Progress
 from tuner.search.provenance import provenance
 from tuner.search.race import ALIKE, run_race
-from tuner.search.screen import Finalist, Screening
+from tuner.search.screen import Finalist, Screening, measured, status_of
 
 
 def race(bench: Bench, screening: Screening, store: Store, effort: Effort, progress: Progress) -> list[Finalist]:
     """The candidates that are ahead of the default, best first, `effort.finalists` at most. Raises as `screen`.
 
-    bench: another process than the one that screened: what seemed fast by the luck of one process has to be so in another.
+    bench: another process than the one that screened, on other inputs: what seemed fast by the luck of one process has to be so
+    in another. Each racer leaves a row of the stage "race".
     """
     racers = racers_of(screening, effort)
     if not racers:
         return []
     progress.enter("race")
     bench.open(screening.resolved)
-    bench.prepare([(racer.candidate.plan, racer.screened.realised) for racer in racers])
+    verdicts = bench.prepare([(racer.candidate.plan, racer.screened.realised) for racer in racers])
+    for racer in racers:
+        verdict = verdicts.get(racer.candidate.plan.key, {"status": "ok"})
+        if (status := status_of(verdict)) != "ok":
+            store.add_measurement(measured(bench, screening.resolved, racer.candidate, "race", status, verdict))
     by_key = {racer.candidate.plan.key: racer for racer in racers if racer.candidate.plan.key in bench.live}
     samples: dict[str, list[float]] = {key: [] for key in (DEFAULT.key, *by_key)}
     conditions: dict[str, Any] = {}
@@ -43,11 +48,12 @@ def race(bench: Bench, screening: Screening, store: Store, effort: Effort, progr
         places = run_race(list(by_key), DEFAULT.key, heat, rounds=effort.race_samples, rounds_per_heat=effort.heat_samples)
     # Each was timed alone before: then that has to do.
     except WorkerError:
-        return sorted((racer for racer in racers if racer.ratio > 1 + ALIKE), key=lambda racer: -racer.ratio)[: effort.finalists]
+        ahead = [racer for racer in by_key.values() if racer.ratio > 1 + ALIKE]
+        return sorted(ahead, key=lambda racer: -racer.ratio)[: effort.finalists]
     for place in places:
         racer, times = by_key[place.key], samples[place.key]
         racer.ratio = place.ratio
-        measured = replace(
+        row = replace(
             racer.screened,
             stage="race",
             samples_ms=tuple(times),
@@ -55,7 +61,7 @@ def race(bench: Bench, screening: Screening, store: Store, effort: Effort, progr
             process=bench.process,
             provenance=provenance(conditions=conditions, seed=bench.seed),
         )
-        store.add_measurement(measured)
+        store.add_measurement(row)
     # One that is behind here by a hair may still be ahead in truth, but not by what promise 1 asks for.
     return [by_key[place.key] for place in places if place.ratio > 1 + ALIKE][: effort.finalists]
 

@@ -245,6 +245,11 @@ def _leaves_numerics(plan: Plan) -> bool:
     return not plan.native and not plan.config
 
 
+def status_of(verdict: dict[str, Any]) -> Status:
+    """The status of a candidate that was right once: that it is not realised any more, or refused, is the compiler's failure."""
+    return "compile_error" if verdict["status"] in ("not_realised", "refused") else verdict["status"]
+
+
 def measured(
     bench: Bench,
     resolved: Resolved,
