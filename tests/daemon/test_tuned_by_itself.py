@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +41,54 @@ def measurements(daemons: Any) -> dict[str, int]:
     return request(daemons.socket, "GET", "/v1/stats")["stored"]["measurements"]
 
 
-@pytest.mark.slow
-def test_a_compile_that_misses_today_is_served_tomorrow(daemons, tmp_path):
+def tuning_daemon(daemons: Any) -> Any:
     process = daemons.start("--store", str(daemons.store), "--socket", str(daemons.socket), "--when-busy", "measure")
     daemons.hello(process)
+    return process
+
+
+def until(met: Callable[[], Any]) -> Any:
+    end = time.monotonic() + DEADLINE_S
+    while not (found := met()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
+    return found
+
+
+def job(daemons: Any) -> dict[str, Any]:
+    (only,) = request(daemons.socket, "GET", "/v1/jobs")["jobs"]
+    return only
+
+
+def marked(mark: str) -> list[int]:
+    """Process ids of those that were started with `mark` in their environment, and of what they started."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.slow
+def test_a_compile_that_misses_today_is_served_tomorrow_though_the_daemon_is_killed_over_it(daemons, tmp_path, monkeypatch):
+    mark = f"mark-{tmp_path}"
+    monkeypatch.setenv("MARK", mark)
+    daemon = tuning_daemon(daemons)
     first = compile_in_a_process(daemons, tmp_path / "first")
     assert first["agree"]
     assert [(one["tier"], one["outcome"]) for one in first["served"]] == [("default", "default")]
     assert first["counts"] == {"program": 1, "default": 1, "miss reported": 1}
 
-    end = time.monotonic() + DEADLINE_S
-    while (job := request(daemons.socket, "GET", "/v1/jobs")["jobs"][0])["state"] in ("queued", "running"):
-        assert time.monotonic() < end, f"it is not tuned yet: {job}"
-        time.sleep(0.2)
-    assert job["state"] == "done", job
+    until(lambda: job(daemons)["phase"] == "screening")
+    assert len(marked(mark)) > 2
+    daemon.kill()
+    daemon.wait()
+    until(lambda: not marked(mark))
+
+    tuning_daemon(daemons)
+    until(lambda: job(daemons)["state"] not in ("queued", "running"))
+    assert (job(daemons)["state"], job(daemons)["attempts"]) == ("done", 2), job(daemons)
 
     before = measurements(daemons)
     assert before.get("ok", 0) > 0
@@ -64,4 +100,4 @@ def test_a_compile_that_misses_today_is_served_tomorrow(daemons, tmp_path):
     with SqliteStore(daemons.store, read_only=True) as store:
         ((winner, _),) = store.winners()
     assert winner.kind == second["served"][0]["winner"]
-    assert winner.query.workload_key == job["workload_keys"][0]
+    assert winner.query.workload_key == job(daemons)["workload_keys"][0]
