@@ -125,6 +125,21 @@ def test_where_all_fail_there_are_no_finalists(run, store: SqliteStore) -> None:
     assert script.timed == []
 
 
+def test_many_that_kill_the_process_take_no_other_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = [Plan(config=(("realize_opcount_threshold", i),)) for i in range(4)]
+    bad = [Plan(config=(("realize_opcount_threshold", i),)) for i in range(4, 8)]
+    script = Script(verdict=lambda plan: {"raise": WorkerDied("SIGSEGV")} if plan in bad else {}).play(monkeypatch)
+    with bench() as measuring:
+        measuring.open(resolved())
+        verdicts = measuring.prepare([(plan, None) for plan in (*good, *bad)])
+        assert {key: verdict["status"] for key, verdict in verdicts.items()} == {
+            **{plan.key: "ok" for plan in good},
+            **{plan.key: "crash" for plan in bad},
+        }
+        assert measuring.live >= {plan.key for plan in good}
+    assert [script.tried.count(plan) for plan in bad] == [1] * 4
+
+
 def test_a_process_lost_in_the_race_leaves_the_order_of_the_screening(run, store: SqliteStore) -> None:
     told: dict[Plan, Told] = {A: {"raise when timed": WorkerDied("SIGSEGV")}, C: {"status": "wrong"}}
     script = Script(lambda plan: 0.8, lambda plan: told.get(plan, {}))

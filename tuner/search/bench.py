@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,19 +118,16 @@ class Bench:
             self.close()
 
     def prepare(self, wanted: Sequence[tuple[Plan, Groups | None]]) -> dict[str, dict[str, Any]]:
-        """Verdicts by plan key; those that are "ok" are all live. A plan that kills the worker costs the others a repetition."""
+        """A verdict on each, by plan key; those that are "ok" are all live. One that kills the worker costs the others a try."""
         verdicts: dict[str, dict[str, Any]] = {}
-        for _ in range(2 * len(wanted) + 1):
-            missing = [
-                (plan, groups)
-                for plan, groups in wanted
-                if plan.key not in self.live and verdicts.get(plan.key, {"status": "ok"})["status"] == "ok"
-            ]
-            if not missing:
-                break
+        while missing := [(plan, groups) for plan, groups in wanted if self._missing(plan, verdicts)]:
             plan, groups = missing[0]
             verdicts[plan.key] = self.try_plan(plan, groups, ())
         return verdicts
+
+    def _missing(self, plan: Plan, verdicts: Mapping[str, dict[str, Any]]) -> bool:
+        """Not live, and not because of a verdict on it."""
+        return plan.key not in self.live and (plan.key not in verdicts or verdicts[plan.key]["status"] == "ok")
 
     def time(self, plans: Sequence[Plan], samples: int) -> Timed:
         """Samples of live plans and the default. Raises WorkerError; DeviceBusy where the machine was not quiet enough."""
