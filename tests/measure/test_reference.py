@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from tuner.compilers.inductor.apply import compile_candidate
@@ -52,7 +53,7 @@ def outcome(call: Callable[[list[Tensor]], Any], inputs: list[Tensor], mutated: 
 def reference_of(function: Callable[..., Any], *inputs: Tensor, mutated: tuple[int, ...] = ()) -> Reference:
     """Of the graph that is traced of `function`, decomposed no further than to ATen."""
     with torch.no_grad():
-        made = torch.fx.experimental.proxy_tensor.make_fx(function)(*(value.clone() for value in inputs))
+        made = make_fx(function)(*(value.clone() for value in inputs))
         return Reference.of(made, inputs, mutated, seed=0)
 
 
@@ -176,6 +177,17 @@ def test_what_cannot_run_in_float64_runs_in_its_own_precision_and_says_so():
     assert reference.deviation([bits, product]) < 1
     assert reference.deviation([bits, product * 1.001]) > 1
     assert reference.deviation([bits + 256, product]) == math.inf
+
+
+def test_where_nothing_wider_can_run_eager_is_what_is_compared_with():
+    """The graph reads memory past its input, which no copy of the input has."""
+    memory = drawn(100)
+    made = make_fx(lambda x: [torch.ops.aten.as_strided.default(x, [50], [1], 0) * 2])(memory[10:20])
+    reference = Reference.of(made, [memory[10:20]], (), seed=0)
+    assert reference.checkable
+    assert "no float64 reference" in reference.reason
+    assert reference.deviation([memory[:50] * 2]) < 1
+    assert reference.deviation([memory[:50] * 2.01]) > 1
 
 
 def test_an_op_of_float8_alone_is_compared_with_its_own_result():
