@@ -20,6 +20,7 @@ from tuner.cache.lock import take_lock
 from tuner.cache.sqlite import SqliteStore
 from tuner.daemon.background import Background, TuningSettings
 from tuner.daemon.jobs import BUSY_LIMIT, Job, Jobs, busy, jobs_folder
+from tuner.errors import StoreError
 from tuner.measure.quietness import Conditions, host_conditions
 from tuner.workers import device_lock
 
@@ -99,7 +100,7 @@ def test_jobs_are_tuned_one_by_one_in_the_order_of_their_reports(store):
     first, second = tuned(store, then).all()
     assert (first.program_key, second.program_key) == (report("b").program.workload_key, report("a").program.workload_key)
     assert first.updated <= second.updated
-    assert (first.attempts, first.reason) == (1, "it was done")
+    assert (first.attempts, first.reason, first.best) == (1, "it was done", 1.25)
     assert Path(f"{store}.started").read_text() == "done quick measure\n" * 2
     assert not list(jobs_folder(store).glob("*.report"))
 
@@ -328,3 +329,40 @@ def test_files_that_are_no_jobs_are_left_alone_and_counted(store):
     jobs = Jobs(folder)
     assert ([job.exact_key for job in jobs.all()], jobs.ignored) == ([good.exact_key], 6)
     assert len(list(folder.iterdir())) == 8
+
+
+def test_a_job_whose_state_cannot_be_written_waits_and_is_tuned_later(store, monkeypatch):
+    monkeypatch.setattr(background_module, "STORE_DELAY_S", 0.1)
+    add(store)
+    put, troubles = Jobs.put, [StoreError("disk full")]
+
+    def failing(self: Jobs, job: Job) -> Job:
+        if troubles:
+            raise troubles.pop()
+        return put(self, job)
+
+    async def then(background: Background) -> None:
+        monkeypatch.setattr(Jobs, "put", failing)
+        await until(lambda: only(background.jobs).reason == "disk full")
+        assert only(background.jobs).state == "queued"
+        await until(lambda: background.jobs.count() == {"done": 1})
+
+    assert started(store) == 0
+    tuned(store, then)
+    assert started(store) == 1
+
+
+def test_a_fault_of_the_tuner_itself_is_told(store, monkeypatch, caplog):
+    add(store)
+    monkeypatch.setattr(Background, "_taken", lambda self: 1 / 0)
+
+    async def run() -> Background:
+        background = Background(TuningSettings(store), Jobs(jobs_folder(store)))
+        task = asyncio.create_task(background.run())
+        task.add_done_callback(background.ended)
+        await until(task.done)
+        await until(lambda: background.waiting)
+        return background
+
+    assert asyncio.run(run()).status()["reason"] == "a fault has ended it: ZeroDivisionError: division by zero"
+    assert "the background tuner has ended" in caplog.text

@@ -21,7 +21,7 @@ from typing import IO, Any, Literal
 
 from tuner.cache.lock import LockTaken, take_lock
 from tuner.daemon.jobs import Job, Jobs, busy, crashed, put_back
-from tuner.errors import StoreError
+from tuner.errors import StoreError, one_line
 from tuner.workers.device_lock import try_hold_device
 
 log = logging.getLogger("tuner.daemon")
@@ -88,8 +88,13 @@ class Background:
                 await self._tune(job)
             except (StoreError, OSError) as error:
                 log.warning("cannot tune %s: %s", job.program_key[:12], error)
-                self.waiting = str(error)
-                await self._pause(LOOK_AGAIN_S)
+                self.jobs.show(replace(job, reason=str(error), not_before=time.time() + STORE_DELAY_S))
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """What to do when the task of `run` has ended: a fault of ours costs the tuning, look-ups go on, and both are told."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the background tuner has ended", exc_info=error)
+            self.waiting = f"a fault has ended it: {one_line(error)}"
 
     def wake(self) -> None:
         """There is a new job."""
@@ -183,12 +188,11 @@ class Background:
             with tempfile.TemporaryFile() as errors:
                 self._process = process = await self._start(job, errors)
                 try:
-                    end = None if self._claimed() else await self._follow(job, process)
+                    end = None if self._stopped else await self._follow(job, process)
                 finally:
                     await _end(process)
                     self._process = None
-                if self._stopped is None and (why := self._claimed()) and end is None:
-                    self._stopped = why
+                job = self.jobs.get(job.exact_key) or job
                 self.jobs.put(self._ended(job, end, process.returncode or 0, errors))
         finally:
             self._idle.set()
@@ -237,7 +241,7 @@ class Background:
         reason = end["reason"]
         match end["ended"]:
             case "done" | "refused" | "failed":
-                return replace(job, state=end["ended"], reason=reason, phase="", best=job.best)
+                return replace(job, state=end["ended"], reason=reason, phase="")
             case "busy":
                 return busy(job, reason, time.time())
             case "store":

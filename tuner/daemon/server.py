@@ -58,13 +58,16 @@ async def _serve(store: Path, listener: socket.socket, tuning: TuningSettings | 
     )
     server = uvicorn.Server(config)
     _stop_on_signals(server)
-    task = None if background is None else asyncio.create_task(background.run())
+    if background is None:
+        await server.serve(sockets=[listener])
+        return
+    task = asyncio.create_task(background.run())
+    task.add_done_callback(background.ended)
     try:
         await server.serve(sockets=[listener])
     finally:
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        task.cancel()
+        await asyncio.wait([task])
 
 
 def _stop_on_signals(server: uvicorn.Server) -> None:
