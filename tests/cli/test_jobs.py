@@ -10,15 +10,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from missed import graph, report
 from stored import program
 
 from tuner.cli.main import main
 from tuner.daemon.jobs import Job, Jobs, jobs_folder
-from tuner.workload.graph import Graph, InputData, Node
-from tuner.workload.miss_report import MissReport
-
-META = ["float32", [4], [1], "cpu"]
-GRAPH = Graph("inference", (Node("input", "", [], {}, META),), [{"node": 0}], (0,), (InputData(0.0, 1.0),))
 
 
 @pytest.fixture
@@ -48,7 +44,7 @@ def run(*arguments: str) -> Result:
 
 
 def added(jobs: Jobs, name: str, **fields: Any) -> Job:
-    return jobs.put(replace(jobs.add(MissReport(program(name), (GRAPH,))), **fields))
+    return jobs.put(replace(jobs.add(report(name)), **fields))
 
 
 def rows() -> list[list[str]]:
@@ -98,7 +94,7 @@ def test_as_json_they_have_the_words_of_the_interface(jobs, daemon):
     assert told.pop("age_s") >= 0
     assert told == {
         "program_key": program("a").workload_key,
-        "workload_keys": [GRAPH.key],
+        "workload_keys": [graph().key],
         "target": job.target,
         "state": "running",
         "reason": "",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from missed import report
 from stored import EVIL, GROUPS, KNOB, NATIVE, program, query, settled, winner
 
 from tuner.answer import Answer, ProgramAnswer
@@ -22,6 +23,7 @@ from tuner.cache.sqlite import SqliteStore
 from tuner.lookup.client import Client
 from tuner.plan import Plan
 from tuner.settings import Settings
+from tuner.workload.miss_report import MissReport
 
 Reply = Callable[[socket.socket], None]
 # far more than a test takes, far less than a hung one may
@@ -356,3 +358,34 @@ def test_an_answer_without_end_is_cut_off(settings):
         client = Client(settings)
         assert client.lookup(query()).plan == NATIVE
     assert "larger than" in client.warnings["daemon_error"]
+
+
+def test_a_report_is_taken_or_not_as_the_daemon_says(settings):
+    with daemon(settings.socket, answering({"accepted": True, "reason": ""})) as requests:
+        assert Client(settings).report(report()) == ""
+    head, _, body = requests[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v1/miss ")
+    assert MissReport.from_json(json.loads(body)) == report()
+    settings.socket.unlink()
+    with daemon(settings.socket, answering({"accepted": "no", "reason": "too many"})):
+        assert Client(settings).report(report()) == "not wanted any more"
+
+
+@pytest.mark.parametrize("reply", [silent, dripping, http(b"{}", "400 Bad Request"), http(b"nonsense"), answering([])])
+def test_after_a_report_that_failed_nothing_more_is_reported(settings, caplog, monkeypatch, reply):
+    monkeypatch.setattr("tuner.lookup.client.REPORT_TIMEOUT_S", 0.2)
+    client = Client(settings)
+    with daemon(settings.socket, reply) as requests:
+        assert client.report(report()) == "report error"
+        assert client.report(report()) == "report error before"
+    assert client.counts == {"report_error": 1}
+    assert caplog.text.count("cannot report a program to the daemon") == 1
+    assert len(requests) == 1
+
+
+def test_a_report_to_nobody_and_one_that_is_too_large_are_not_sent(settings, monkeypatch):
+    assert Client(settings).report(report()) == "no daemon"
+    monkeypatch.setattr("tuner.lookup.client.REPORT_LIMIT_BYTES", 10)
+    with daemon(settings.socket, silent) as requests:
+        assert Client(settings).report(report()) == "too large"
+        assert requests == []

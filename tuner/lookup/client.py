@@ -85,6 +85,8 @@ class Client:
             return "report error before"
         # The border: the program is compiled, whatever a daemon does.
         try:
+            if socket_trouble(self.settings.socket) is not None:
+                return "no daemon"
             text = json.dumps(report.to_json()).encode()
             if len(text) > REPORT_LIMIT_BYTES:
                 return "too large"
