@@ -97,7 +97,7 @@ class ScriptedWorker:
         self.plans: dict[str, Plan] = {}
         self.told: dict[str, Told] = {}
         self.whole: Told | None = None
-        self.resident = 1000
+        self.graph, self.resident = "", 1000
 
     def ask(self, timeout_s: float, **request: Any) -> Told:
         assert self.alive, "a worker that was killed cannot be asked"
@@ -117,8 +117,8 @@ class ScriptedWorker:
         groups = [list(group) for group in ONE_GROUP]
         answer = {"status": "ok", "realised": groups, "code_key": "default", "error": 0.0, "peak_bytes": 1000}
         answer |= {"default_ms": 1.0, "repetitions": 1, "compile_s": 0.1, "check_s": 0.1, "call_s": 0.001, "checkable": True}
-        name = graph["native_form"]["nodes"][-1][1]
-        return self._raising({**answer, "resident_bytes": 1000, **self.script.opening(name)})
+        self.graph = graph["native_form"]["nodes"][-1][1]
+        return self._raising({**answer, "resident_bytes": 1000, **self.script.opening(self.graph)})
 
     def _try(self, plan: Told, expected: Any, seen_codes: list[str], own_copy: str) -> Told:
         wanted = Plan.from_json(plan)
@@ -145,8 +145,7 @@ class ScriptedWorker:
         return {**CONDITIONS, "times": times, "busy": self.script.busy(plans[1:]), "resident_bytes": self.resident}
 
     def _samples(self, plan: Plan, samples: int) -> list[float]:
-        ms = 1.0 if plan.is_default else self.script.ms(plan)
-        return noisy(ms * self.script.odd(plan, self.number), samples)
+        return noisy(1.0 if plan.is_default else self.script.ms(plan) * self.script.odd(plan, self.number), samples)
 
     def _open_whole(self, spec: str, **_: Any) -> Told:
         process = sum(request["spec"] == spec for request in self.script.asked("open whole")) - 1

@@ -11,7 +11,7 @@ from typing import Any
 
 from tuner.canonical import named_fields
 from tuner.errors import DeviceBusy, WorkerDied, WorkerError, WorkerTimeout
-from tuner.measurement import Policy, Status
+from tuner.measurement import Policy
 from tuner.plan import Groups, Plan
 from tuner.search.workloads import Resolved
 from tuner.workers.limits import OPEN_S, limits
@@ -141,7 +141,7 @@ class Bench:
             raise DeviceBusy(told["busy"])
         return Timed(told["times"], told.get("conditions", {}))
 
-    def time_each(self, wanted: Sequence[tuple[Plan, Groups | None]], samples: int) -> dict[str, Timed | Status]:
+    def time_each(self, wanted: Sequence[tuple[Plan, Groups | None]], samples: int) -> dict[str, Timed | dict[str, Any]]:
         """For each live plan, by its key, what `time` says: of all together, or one by one where the worker is lost over them.
 
         A plan over which it is lost alone gets a verdict instead.
@@ -151,11 +151,11 @@ class Bench:
             return {plan.key: timed for plan, _ in wanted}
         except WorkerError as error:
             if len(wanted) == 1:
-                return {wanted[0][0].key: lost(error)["status"]}
-        found: dict[str, Timed | Status] = {}
+                return {wanted[0][0].key: lost(error)}
+        found: dict[str, Timed | dict[str, Any]] = {}
         for plan, groups in wanted:
-            self.prepare([(plan, groups)])
-            found |= self.time_each([(plan, groups)], samples) if plan.key in self.live else {plan.key: "crash"}
+            verdicts = self.prepare([(plan, groups)])
+            found |= self.time_each([(plan, groups)], samples) if plan.key in self.live else verdicts
         return found
 
     def close(self) -> None:

@@ -76,8 +76,8 @@ def run_finals(
     evidence = {s.resolved.query.exact_key: Evidence(s) for s in screenings if s.finalists}
     open_ = list(evidence.values())
     for process in range(effort.looks[-1]):
-        if process in effort.looks:
-            open_ = [item for item in open_ if item.error is None and not item.decided(effort)]
+        look = process in effort.looks
+        open_ = [item for item in open_ if item.error is None and not (look and item.decided(effort))]
         if not open_:
             break
         with Bench(policy, SEED + 2 + process, effort.patience, own_copies=bool(rules and rules.own_copies)) as bench:
@@ -105,10 +105,9 @@ def _one_process(bench: Bench, item: Evidence, effort: Effort) -> Iterator[Measu
     times = bench.time_each(live, effort.final_samples) if live else {}
     for key, finalist in candidates.items():
         verdict, timed = verdicts[key], times.get(key, Timed({}))
-        status = status_of(verdict)
         if not isinstance(timed, Timed):
-            status, timed = timed, Timed({})
-        yield measured(bench, resolved, finalist.candidate, "final", status, verdict, timed)
+            verdict, timed = {**verdict, **timed}, Timed({})
+        yield measured(bench, resolved, finalist.candidate, "final", status_of(verdict), verdict, timed)
 
 
 @dataclass(frozen=True)
