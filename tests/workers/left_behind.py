@@ -32,17 +32,3 @@ def measuring(worker: Worker) -> int:
     """The process id of the one that measures, the guard's child."""
     (pid,) = children_of(worker.pid)
     return pid
-
-
-def marked(mark: str) -> list[int]:
-    """Processes that were started with this environment variable set, whatever became of their parents, groups and sessions."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and int(folder.name) != 0:
-            try:
-                there = f"{mark}=".encode() in (folder / "environ").read_bytes()
-            except (OSError, ValueError):
-                continue
-            if there and is_running(int(folder.name)):
-                found.append(int(folder.name))
-    return found

@@ -44,7 +44,7 @@ def main() -> None:
 
     torch.set_num_threads(told.threads)
     with torch.no_grad():
-        serve(sys.stdin, answers, Handler(open_device(told.device), told.threads))
+        serve(sys.stdin, answers, Handler(open_device(told.device)))
 
 
 def serve(requests: TextIO, answers: TextIO, handle: Handler) -> None:
@@ -65,8 +65,8 @@ def serve(requests: TextIO, answers: TextIO, handle: Handler) -> None:
 class Handler:
     """Carries out requests on the one open session."""
 
-    def __init__(self, device: Device, threads: int):
-        self.device, self.threads = device, threads
+    def __init__(self, device: Device):
+        self.device = device
         self.session: Any = None
         self.settings = contextlib.ExitStack()
 
@@ -88,39 +88,42 @@ class Handler:
                 raise ValueError(f"unknown request {other!r}")
 
     def open(self, request: dict[str, Any]) -> Any:
-        from tuner.compilers.inductor.ambient import as_keyed
         from tuner.measurement import Policy
-        from tuner.workers.memory import cap_memory
         from tuner.workers.session import CompileSession, Session
         from tuner.workload.graph import Graph
 
-        self.close()
-        on_cpu = self.device.name == "cpu"
-        if on_cpu:
-            cap_memory(None)
-        self.settings.enter_context(as_keyed(request["ambient"]))
+        self.start_anew(request["ambient"])
         graph = Graph.from_json(request["graph"])
         if request.get("compile_only", False):
             self.session = CompileSession(graph)
         else:
-            # until every caller says a policy
-            policy = Policy(**request["policy"]) if "policy" in request else Policy(request["clock"], self.threads)
-            self.session = Session(graph, request["seed"], policy, self.device)
+            self.session = Session(graph, request["seed"], Policy(**request["policy"]), self.device)
         default = self.session.describe_default()
-        # On a GPU address space says nothing: its driver maps far more than there is.
-        if on_cpu:
-            cap_memory(default.get("peak_bytes"))
+        self.cap_memory(default.get("peak_bytes", 0))
         return default
 
     def open_whole(self, request: dict[str, Any]) -> Any:
-        from tuner.compilers.inductor.ambient import as_keyed
         from tuner.measurement import Policy
         from tuner.workers.whole import Whole
 
-        self.close()
-        self.settings.enter_context(as_keyed(request["ambient"]))
+        self.start_anew(request["ambient"])
         self.session = Whole(request["spec"], Policy(**request["policy"]), self.device)
         return self.session.describe_default()
+
+    def start_anew(self, ambient: dict[str, Any]) -> None:
+        """Without a session, under these settings. Raises UnsupportedGraph where they cannot be taken over."""
+        from tuner.compilers.inductor.ambient import as_keyed
+
+        self.close()
+        self.cap_memory(None)
+        self.settings.enter_context(as_keyed(ambient))
+
+    def cap_memory(self, default_peak_bytes: int | None) -> None:
+        from tuner.workers.memory import cap_memory
+
+        # On a GPU address space says nothing: its driver maps far more than there is.
+        if self.device.name == "cpu":
+            cap_memory(default_peak_bytes)
 
     def attempt(self, request: dict[str, Any]) -> Any:
         from tuner.plan import Plan
