@@ -198,7 +198,7 @@ def test_what_the_compiler_returns_keeps_its_attributes(given):
     door = SimpleNamespace(settings=Settings(False, None, None), report=lambda report: "")  # type: ignore[arg-type]
     query = Query("program", "0" * 64, {}, {}, {"threads": 1})
     with torch.no_grad():
-        made = report_module.reporting(compiled, gm, inputs, {}, SimpleNamespace(door=door, query=query))
+        made = report_module.reporting(compiled, gm, inputs, {}, SimpleNamespace(door=door, query=query, graphs=[]))
         assert made is not compiled
         assert (made.serialize, made.__wrapped__) == ("how to", compiled)
         assert torch.equal(made(torch.ones(2)), torch.full((2,), 2.0))

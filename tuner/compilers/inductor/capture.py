@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,32 +63,39 @@ def _native_form(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> _Native |
     return found[0] if found else None
 
 
-def graph_forms(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any]) -> list[Graph]:
+def graph_forms(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any], made: Sequence[Graph] = ()
+) -> list[Graph]:
     """The graphs that Inductor would be given under `patches`, nothing seen of their inputs; compiles nothing, asks no cache.
 
-    For use in a back end. Raises UnsupportedGraph, naming the node, for what our form cannot hold.
+    For use in a back end. made: the same, where the compile has just made them, without native forms: it saves a trace. Raises
+    UnsupportedGraph, naming the node, for what our form cannot hold.
     """
-    graphs: list[Graph] = []
+    graphs = list(made)
 
-    def record(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
-        graphs.append(_form(made, native, kwargs))
+    def record(gm: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
+        graphs.append(form_of(gm, kwargs))
         raise _Stop
 
     with functorch_config.patch(enable_autograd_cache=False), inductor_config.patch({**patches, "fx_graph_cache": False}):
         native = _native_form(gm, example_inputs)
         try:
-            compile_fx(copied(gm), example_inputs, inner_compile=record, config_patches=patches)
+            if not made:
+                compile_fx(copied(gm), example_inputs, inner_compile=record, config_patches=patches)
         except Exception as error:
             if own := find_cause(error, UnsupportedGraph):
                 raise own from error
             if not find_cause(error, _Stop):
                 raise
-    return graphs
+    return [_with_native(graph, native) for graph in graphs]
 
 
-def _form(made: fx.GraphModule, native: _Native | None, kwargs: dict[str, Any]) -> Graph:
-    """The form of a graph that Inductor's inner step is given with `kwargs`."""
-    graph = from_fx(made, static_inputs=sorted(kwargs.get("static_input_idxs", ())))
+def form_of(gm: fx.GraphModule, kwargs: Mapping[str, Any]) -> Graph:
+    """The form of a graph that Inductor's inner step is given with `kwargs`. Raises UnsupportedGraph."""
+    return from_fx(gm, static_inputs=sorted(kwargs.get("static_input_idxs", ())))
+
+
+def _with_native(graph: Graph, native: _Native | None) -> Graph:
     return replace(graph, native_form=native.form if native and native.key == graph.key else None)
 
 
@@ -102,7 +109,7 @@ def _recorder(programs: list[Program]) -> Callable[..., Any]:
 
         def record(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
             place, static = len(program.graphs), frozenset(kwargs.get("static_input_idxs", ()))
-            program.graphs.append(_form(made, native, kwargs))
+            program.graphs.append(_with_native(form_of(made, kwargs), native))
 
             def run(inputs: list[Any]) -> Any:
                 seen = seen_in_all(inputs, static)

@@ -13,6 +13,7 @@ from torch import fx
 from tuner.answer import Answer, ProgramAnswer
 from tuner.compilers.inductor import events
 from tuner.compilers.inductor.apply import APPLY_VERSION, Realised, applied
+from tuner.compilers.inductor.capture import form_of
 from tuner.compilers.inductor.decompose import TableWithout, late_decompose, native_table
 from tuner.compilers.inductor.hooks import compile_fx, compile_fx_inner, compiler_config, inductor_config
 from tuner.compilers.inductor.program import copied
@@ -20,7 +21,7 @@ from tuner.errors import PlanNotRealised, UnsupportedGraph, find_cause
 from tuner.lookup.client import Client
 from tuner.plan import Plan
 from tuner.target import Query
-from tuner.workload.fx import from_fx
+from tuner.workload.graph import Graph
 
 
 class NotPinned(Exception):
@@ -41,7 +42,7 @@ class Pinned:
     """The answers for one program at one generation, and how its graphs are compiled with them.
 
     The store may change before the graphs are compiled: these answers hold all the same. user_tag: the user's own addition to the
-    compile caches' key.
+    compile caches' key. graphs: what was compiled, where a daemon wants it; nothing where a compile cache answered.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Pinned:
         self.key, self.answer, self.where = key, answer, where
         self.door, self.source, self.user_tag = door, source, user_tag
         self.read_back = door.settings.read_back
+        self.graphs: list[Graph] = []
 
     @property
     def query(self) -> Query:
@@ -82,7 +84,7 @@ class Pinned:
             )
 
     def _inner_compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        found = self._find(gm)
+        found = self._find(gm, kwargs)
         if self.answer.native and (found.answer is None or not found.lasting):
             raise NotPinned(found.reason)
         plan = found.answer.plan if found.answer is not None else Plan()
@@ -120,11 +122,14 @@ class Pinned:
             kwargs = {**kwargs, "get_decomp_fn": TableWithout(tuple(native))}
         return compile_fx_inner(gm, example_inputs, **kwargs)
 
-    def _find(self, gm: fx.GraphModule) -> Found:
+    def _find(self, gm: fx.GraphModule, kwargs: dict[str, Any]) -> Found:
         """The graph's key, taken as the default would decompose it, and the answer."""
         try:
-            key = from_fx(late_decompose(gm, ()) if self.answer.native else gm).key
+            graph = form_of(late_decompose(gm, ()) if self.answer.native else gm, kwargs)
+            key = graph.key
             query = Query("graph", key, *self.where)
+            if self.answer.wanted and not self.answer.native:
+                self.graphs.append(graph)
         except UnsupportedGraph as error:
             return Found("", None, error.reason)
         except Exception as error:

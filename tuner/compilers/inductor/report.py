@@ -27,7 +27,7 @@ from tuner.workload.graph import Graph, InputData
 from tuner.workload.miss_report import NODES_LIMIT, MissReport
 from tuner.workload.seen import seen_in_all
 
-# Seconds that a process may spend on reports, all together: two traces of each program, a look at its inputs, and the sending.
+# Seconds that a process may spend on reports, all together: a trace or two of each program, a look at its inputs, the sending.
 BUDGET_S = 10.0
 # Elements of a parameter that are looked at: a program may have billions.
 PARAMETER_ELEMENTS = 1 << 16
@@ -44,7 +44,7 @@ def reporting(compiled: Any, gm: fx.GraphModule, example_inputs: Sequence[Any], 
     """
     if not pinned.door.settings.report_misses:
         return compiled
-    graphs = _bounded("trace", functools.partial(_forms, gm, example_inputs, patches))
+    graphs = _bounded("trace", functools.partial(_forms, gm, example_inputs, patches, pinned.graphs))
     if not graphs:
         return compiled
     waiting: list[Callable[[Sequence[Any]], None]] = [functools.partial(_first_call, pinned, graphs)]
@@ -80,10 +80,10 @@ def _bounded(what: str, work: Callable[[], Any]) -> Any:
     return None
 
 
-def _forms(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any]) -> list[Graph]:
+def _forms(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any], made: Sequence[Graph]) -> list[Graph]:
     if len(gm.graph.nodes) > NODES_LIMIT:
         raise UnsupportedGraph("too_large", f"the program has more than {NODES_LIMIT} nodes")
-    return graph_forms(gm, example_inputs, patches)
+    return graph_forms(gm, example_inputs, patches, made)
 
 
 def _first_call(pinned: Pinned, graphs: list[Graph], args: Sequence[Any]) -> None:
