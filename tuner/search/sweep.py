@@ -93,11 +93,18 @@ def run_sweep(
     for outcome in sweep.outcomes:
         first.setdefault(outcome.resolved.query.exact_key, outcome)
     to_tune = {key: outcome for key, outcome in first.items() if again or not _settled(outcome, store, effort)}
+    unjudged = any(_needs_final(spec, outcomes, first, store) for spec, outcomes in _by_spec(sweep).items())
+    devices = {outcome.resolved.device for outcome in first.values()} if to_tune or unjudged else set()
     with ExitStack() as held:
-        for device in sorted({outcome.resolved.device for outcome in to_tune.values()}):
+        for device in sorted(devices):
             held.enter_context(hold_device(lock_name(device), wait))
         _tune(to_tune, store, policy, effort, rules)
-        _conclude(sweep, first, to_tune, store, policy, effort)
+        try:
+            _conclude(sweep, first, store, policy, effort)
+        finally:
+            # What was not recorded has not won.
+            for outcome in first.values():
+                outcome.winner = outcome.winner if outcome.generation is not None else None
 
 
 def _tune(to_tune: Mapping[str, Outcome], store: Store, policy: Policy, effort: Effort, rules: Rules) -> None:
@@ -144,23 +151,18 @@ def _failing(outcome: Outcome) -> Iterator[None]:
         outcome.fail(error)
 
 
-def _conclude(
-    sweep: Sweep, first: Mapping[str, Outcome], tuned: Mapping[str, Outcome], store: Store, policy: Policy, effort: Effort
-) -> None:
+def _conclude(sweep: Sweep, first: Mapping[str, Outcome], store: Store, policy: Policy, effort: Effort) -> None:
     """Records the winners: those of a callable after its own final, where it needs one, since until then they might do harm."""
-    by_spec: dict[str, list[Outcome]] = {}
-    for outcome in sweep.outcomes:
-        by_spec.setdefault(outcome.resolved.spec, []).append(outcome)
-    waiting = {spec: outcomes for spec, outcomes in by_spec.items() if _needs_final(spec, outcomes, first, tuned, store)}
+    by_spec = _by_spec(sweep)
+    waiting = {spec: outcomes for spec, outcomes in by_spec.items() if _needs_final(spec, outcomes, first, store)}
     for spec in sorted(by_spec, key=waiting.__contains__):
-        outcomes = [first[outcome.resolved.query.exact_key] for outcome in by_spec[spec]]
         finals: Sequence[ProgramFinal] = ()
-        if spec in waiting and not (finals := _whole_final(sweep, spec, waiting[spec], first, policy, effort)):
+        if spec in waiting and not (finals := _whole_final(sweep, spec, waiting[spec], first, store, policy, effort)):
             continue
         # The vetoes first: no moment in which a losing set is served.
         for final in finals:
             store.record_program_final(final)
-        for outcome in outcomes:
+        for outcome in (first[outcome.resolved.query.exact_key] for outcome in by_spec[spec]):
             if outcome.winner is not None and outcome.generation is None:
                 outcome.generation = store.record_winner(outcome.winner)
                 outcome.progress.enter("done")
@@ -169,46 +171,62 @@ def _conclude(
         outcome.winner, outcome.generation, outcome.error = original.winner, original.generation, original.error
         outcome.progress = original.progress
         if outcome.winner is not None and (program := outcome.resolved.program_query) is not None:
-            made = [other for other in by_spec[outcome.resolved.spec] if other.resolved.program_query == program]
-            found = store.program_final(program.exact_key, _plans(made, first))
+            made = [one.resolved for one in by_spec[outcome.resolved.spec] if one.resolved.program_query == program]
+            found = store.program_final(program.exact_key, plans_of(made, _in_force(made, first, store)))
             outcome.whole = None if found is None else found[0]
 
 
-def _winners(outcomes: Sequence[Outcome], first: Mapping[str, Outcome]) -> dict[str, Winner]:
-    keys = {outcome.resolved.query.exact_key for outcome in outcomes}
-    return {key: winner for key in keys if (winner := first[key].winner) is not None}
+def _by_spec(sweep: Sweep) -> dict[str, list[Outcome]]:
+    by_spec: dict[str, list[Outcome]] = {}
+    for outcome in sweep.outcomes:
+        by_spec.setdefault(outcome.resolved.spec, []).append(outcome)
+    return by_spec
 
 
-def _plans(outcomes: Sequence[Outcome], first: Mapping[str, Outcome]) -> str:
-    winners = _winners(outcomes, first)
-    return plans_of([outcome.resolved for outcome in outcomes if outcome.resolved.query.exact_key in winners], winners)
+def _in_force(graphs: Sequence[Resolved], first: Mapping[str, Outcome], store: Store) -> dict[str, Winner]:
+    """The winner of each graph, by exact-match key; where it could not be tuned, the one that is served, if any."""
+    winners: dict[str, Winner] = {}
+    for graph in graphs:
+        key = graph.query.exact_key
+        if (winner := first[key].winner) is not None:
+            winners[key] = winner
+        elif (served := _served(graph, store)) is not None:
+            winners[key] = served[0]
+    return winners
 
 
-def _needs_final(
-    spec: str, outcomes: Sequence[Outcome], first: Mapping[str, Outcome], tuned: Mapping[str, Outcome], store: Store
-) -> bool:
-    """Whether plans won for a callable that were not judged together before."""
-    winners = _winners(outcomes, first)
-    keys = {outcome.resolved.query.exact_key for outcome in outcomes}
-    if is_stored_key(spec) or set(winners) < keys or all(winner.plan.is_default for winner in winners.values()):
+def _needs_final(spec: str, outcomes: Sequence[Outcome], first: Mapping[str, Outcome], store: Store) -> bool:
+    """Whether plans won for a callable that were not judged together before, or anew."""
+    graphs = [outcome.resolved for outcome in outcomes]
+    winners = _in_force(graphs, first, store)
+    if is_stored_key(spec) or all(winner.plan.is_default for winner in winners.values()):
         return False
-    programs = programs_of([outcome.resolved for outcome in outcomes])
-    judged = [store.program_final(program.exact_key, plans_of(made, winners)) for program, made in programs.items()]
-    return bool(keys & set(tuned)) or None in judged
+    new = [first[key] for key in winners if first[key].winner is not None and first[key].generation is None]
+    chosen = {program.exact_key: plans_of(made, winners) for program, made in programs_of(graphs).items()}
+    return bool(new) or any(plans and store.program_final(key, plans) is None for key, plans in chosen.items())
 
 
 def _whole_final(
-    sweep: Sweep, spec: str, outcomes: Sequence[Outcome], first: Mapping[str, Outcome], policy: Policy, effort: Effort
+    sweep: Sweep,
+    spec: str,
+    outcomes: Sequence[Outcome],
+    first: Mapping[str, Outcome],
+    store: Store,
+    policy: Policy,
+    effort: Effort,
 ) -> list[ProgramFinal]:
     """The finals of the callable's programs; none, and its outcomes failed, where it could not be held."""
-    for outcome in outcomes:
-        outcome.progress.enter("whole")
+    originals = [first[outcome.resolved.query.exact_key] for outcome in outcomes]
+    for outcome in originals:
+        if outcome.winner is not None and outcome.generation is None:
+            outcome.progress.enter("whole")
     started = time.monotonic()
+    graphs = [outcome.resolved for outcome in outcomes]
     try:
-        return hold_whole_final(spec, [outcome.resolved for outcome in outcomes], _winners(outcomes, first), policy, effort)
+        return hold_whole_final(spec, graphs, _in_force(graphs, first, store), policy, effort)
     except (SpecError, WorkerError, DeviceBusy) as error:
         error.args = (f"the final of the whole could not be held: {error}",)
-        for outcome in (first[outcome.resolved.query.exact_key] for outcome in outcomes):
+        for outcome in originals:
             outcome.winner = outcome.winner if outcome.generation is not None else None
             outcome.fail(error)
         return []
@@ -229,9 +247,15 @@ def _remember(outcomes: Sequence[Outcome], store: Store) -> None:
         store.add_program(program, [outcome.resolved.query for outcome in made], made[0].resolved.spec)
 
 
+def _served(graph: Resolved, store: Store) -> tuple[Winner, int] | None:
+    """The store's winner and its generation, where it is not in quarantine."""
+    found = store.winner(graph.query.exact_key)
+    return None if found is None or found[0].plan.key in store.quarantined(graph.query) else found
+
+
 def _settled(outcome: Outcome, store: Store, effort: Effort) -> bool:
     """Whether the store has a winner of at least this effort over this space that is served; if so, the outcome takes it."""
-    found = store.winner(outcome.resolved.query.exact_key)
+    found = _served(outcome.resolved, store)
     if found is None:
         return False
     winner, generation = found
@@ -239,7 +263,6 @@ def _settled(outcome: Outcome, store: Store, effort: Effort) -> bool:
         winner.space_version != SPACE_VERSION
         or not {winner.effort, effort.name} <= set(RANKS)
         or RANKS.index(winner.effort) < RANKS.index(effort.name)
-        or winner.plan.key in store.quarantined(outcome.resolved.query)
     ):
         return False
     outcome.winner, outcome.generation = winner, generation

@@ -36,8 +36,9 @@ def hold_whole_final(
 ) -> list[ProgramFinal]:
     """Times the callable of `spec` with its winners against the default, and says for each of its programs what came of it.
 
-    graphs: all of the callable's; winners: by exact-match key. In as many fresh processes as `effort.looks` asks for until the
-    verdict is clear; each compiles from a store that holds nothing but these winners, as a user's process would.
+    graphs: all of the callable's; winners: by exact-match key, none where the default is in force. In as many fresh processes as
+    `effort.looks` asks for until the verdict is clear; each compiles from a store that holds nothing but these winners, as a
+    user's process would.
     Raises WorkerError, DeviceBusy.
     """
     programs = programs_of(graphs)
@@ -100,8 +101,8 @@ def programs_of(graphs: Sequence[Resolved]) -> dict[Query, list[Resolved]]:
 
 
 def plans_of(graphs: Sequence[Resolved], winners: Mapping[str, Winner]) -> str:
-    """Which plans these winners give the graphs of a program, see `digest_of_plans`."""
-    keys = [graph.query.exact_key for graph in graphs]
+    """Which plans these winners give the graphs of a program, see `digest_of_plans`; one without a winner has the default."""
+    keys = [graph.query.exact_key for graph in graphs if graph.query.exact_key in winners]
     return digest_of_plans({key: (winners[key].plan, winners[key].groups) for key in keys})
 
 
