@@ -43,6 +43,14 @@ def progress() -> Progress:
     return Progress("made.py:up", "", EFFORT.trials, EFFORT.seconds)
 
 
+def taking(times: dict[Plan, float], otherwise: float = 1.0) -> Callable[[Plan], float]:
+    return lambda plan: times.get(plan, otherwise)
+
+
+def telling(told: dict[Plan, Told]) -> Callable[[Plan], Told]:
+    return lambda plan: told.get(plan, {})
+
+
 class Script:
     """What all measuring processes of a test answer, and what they were asked.
 

@@ -141,11 +141,6 @@ def test_the_evidence_tells_each_process_apart_and_what_was_spent() -> None:
 
 
 @pytest.fixture
-def store() -> SqliteStore:
-    return SqliteStore(":memory:")
-
-
-@pytest.fixture
 def hold(monkeypatch: pytest.MonkeyPatch, store: SqliteStore) -> Callable[..., dict[str, Evidence]]:
     """Holds the final of A and B over each graph that is named, by a script."""
 

@@ -22,11 +22,6 @@ A, B, C = Plan(native=(GELU,)), Plan(native=(SILU,)), Plan(config=(("realize_rea
 BOTH = Plan(native=(GELU, SILU))
 
 
-@pytest.fixture
-def store() -> SqliteStore:
-    return SqliteStore(":memory:")
-
-
 def finalist(plan: Plan, ratio: float) -> Finalist:
     times = {"samples_ms": (1.0 / ratio,) * 5, "default_samples_ms": (1.0,) * 5, "process": "the one that screened"}
     screened = Measurement(query(), POLICY, plan, "screen", "ok", realised=ONE_GROUP, peak_bytes=7, code_key=plan.key, **times)

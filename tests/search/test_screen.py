@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from scripted import EFFORT, GELU, LEAVES, ONE_GROUP, POLICY, SILU, Script, Told, bench, progress, resolved
+from scripted import EFFORT, GELU, LEAVES, ONE_GROUP, POLICY, SILU, Script, Told, bench, resolved, taking, telling
 from stored import query, winner
 
 from tuner.cache.sqlite import SqliteStore
@@ -15,51 +14,13 @@ from tuner.errors import DeviceBusy, UnsupportedGraph, WorkerDied, WorkerTimeout
 from tuner.measurement import Measurement, Policy
 from tuner.plan import Groups, Plan
 from tuner.search.bench import Bench
-from tuner.search.effort import Effort
-from tuner.search.progress import Progress
-from tuner.search.screen import Rules, Screening, screen
-from tuner.search.workloads import Resolved
+from tuner.search.screen import Rules, Screening
 from tuner.search_spaces.fusion import no_fusion, single_splits
 from tuner.search_spaces.inductor_knobs import KNOBS
 from tuner.search_spaces.space import Candidate, candidates
-from tuner.workload.graph import Node
 
 NATIVE = Plan(native=(GELU,))
 SPLIT = Plan(groups=next(iter(single_splits(ONE_GROUP))))
-
-
-@pytest.fixture
-def store() -> SqliteStore:
-    return SqliteStore(":memory:")
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, store: SqliteStore) -> Callable[..., tuple[Screening, Progress]]:
-    """Screens one graph by a script; no pool, unless one is given."""
-
-    def screened(
-        script: Script,
-        asked: Resolved | None = None,
-        effort: Effort = EFFORT,
-        rules: Rules | None = None,
-        pool: Any = None,
-        on: Bench | None = None,
-    ) -> tuple[Screening, Progress]:
-        script.play(monkeypatch)
-        seen = progress()
-        with on or bench() as measuring:
-            found = screen(measuring, pool, asked or resolved((GELU,)), store, effort, seen, rules or Rules())
-        return found, seen
-
-    return screened
-
-
-def taking(times: dict[Plan, float], otherwise: float = 1.0) -> Callable[[Plan], float]:
-    return lambda plan: times.get(plan, otherwise)
-
-
-def telling(told: dict[Plan, Told]) -> Callable[[Plan], Told]:
-    return lambda plan: told.get(plan, {})
 
 
 def plans(screening: Screening) -> list[Plan]:
@@ -390,98 +351,6 @@ def test_the_seconds_are_accounted_for(run, monkeypatch: pytest.MonkeyPatch) -> 
     run(script, on=measuring, effort=replace(EFFORT, seconds=10_000.0))
     tried = len(script.tried)
     assert measuring.seconds == {"compiling": 2 * 10.0 + 3.0 + 2.0 * (tried - 1), "measuring": 1.0 * (tried - 1)}
-
-
-class Pool:
-    """A compile pool that is a script; its requests stand between those of the measuring process."""
-
-    def __init__(self, script: Script, verdict: Callable[[Plan], Told | None]):
-        self.size, self.script, self.verdict = 2, script, verdict
-
-    def open(self, request: Told) -> None:
-        self.script.requests.append({"do": "pool open", **request})
-
-    def compile(self, jobs: Sequence[Any], seen_codes: Sequence[str], default: Told) -> Iterator[tuple[Plan, Told | None]]:
-        assert {"compile_s", "check_s", "call_s"} <= set(default), "what its limits are derived from"
-        for plan, groups, own_copy in jobs:
-            self.script.requests.append({"do": "pool compile", "plan": plan.to_json(), "own_copy": own_copy})
-            told = self.verdict(plan)
-            if told is None:
-                yield plan, None
-            else:
-                yield plan, {"status": "ok", "realised": groups or ONE_GROUP, "code_key": plan.key, "resident_bytes": 1, **told}
-
-
-def test_what_the_pool_could_not_compile_is_kept_without_asking_the_measuring_process(run, store: SqliteStore) -> None:
-    script = Script(taking({}, 0.9))
-    told = {"status": "timeout", "message": "endless", "traceback": ""}
-    _, seen = run(script, pool=Pool(script, telling({NATIVE: told})))
-    assert NATIVE not in script.tried
-    assert seen.failed == {"timeout": 1}
-    (row,) = rows(store, NATIVE)
-    assert (row.status, row.message) == ("timeout", "endless")
-    assert set(store.quarantined(query())) == {NATIVE.key}
-
-
-def test_what_the_pool_finds_equal_or_unreachable_is_counted_without_asking(run) -> None:
-    real = ((LEAVES[0],), (LEAVES[1],), LEAVES[2:])
-    script = Script()
-    told = {NATIVE: {"status": "duplicate"}, SPLIT: {"status": "not_realised", "realised": real}}
-    _, seen = run(script, pool=Pool(script, telling(told)))
-    assert not {NATIVE, SPLIT} & set(script.tried)
-    assert (seen.duplicates, seen.refused, seen.failed) == (1, {"unreachable grouping": 1}, {})
-    assert script.tried.count(Plan(groups=real)) == 1, "and that one went to the pool like any other"
-    compiled = [Plan.from_json(request["plan"]) for request in script.asked("pool compile")]
-    assert compiled.count(Plan(groups=real)) == 1
-
-
-def test_what_the_pool_gave_no_verdict_on_is_compiled_where_it_is_measured(run) -> None:
-    script = Script()
-    _, seen = run(script, pool=Pool(script, lambda plan: None))
-    assert seen.measured == len(script.tried) == len(script.asked("pool compile"))
-
-
-def test_equal_code_that_the_pool_compiled_at_once_is_measured_once(run) -> None:
-    script = Script(verdict=lambda plan: {"code_key": "same"})
-    _, seen = run(script, pool=Pool(script, lambda plan: {"code_key": "same"}))
-    assert seen.measured == 1
-    assert seen.duplicates == len(script.tried) - 1
-
-
-def kinds(script: Script) -> list[str]:
-    return [request["do"] for request in script.requests]
-
-
-def test_on_a_cpu_nothing_is_compiled_in_the_pool_while_the_process_measures(run) -> None:
-    script = Script()
-    run(script, pool=Pool(script, lambda plan: {}), effort=replace(EFFORT, trials=7))
-    trial = ["try", "time"]
-    assert kinds(script) == ["open", "pool open", *["pool compile"] * 6, *trial * 6, "pool compile", *trial]
-
-
-def test_on_another_device_the_pool_compiles_meanwhile(run) -> None:
-    asked = resolved((GELU,))
-    on_gpu = Node("input", "", [], {}, ["float32", [4], [1], "cuda"])
-    asked = replace(asked, graph=replace(asked.graph, nodes=(on_gpu,), order=(0,)))
-    script = Script()
-    run(script, asked, pool=Pool(script, lambda plan: {}), effort=replace(EFFORT, trials=3))
-    assert kinds(script)[2:] == ["pool compile", "try", "time"] * 3
-
-
-def test_the_pool_opens_the_graph_as_the_measuring_process_does(run) -> None:
-    script = Script()
-    run(script, pool=Pool(script, lambda plan: {}))
-    (opened,), (asked,) = script.asked("pool open"), script.asked("open")
-    assert {name: value for name, value in asked.items() if name not in ("do", "process")} == {
-        name: value for name, value in opened.items() if name != "do"
-    }
-
-
-def test_where_there_is_nothing_to_choose_nothing_is_compiled_ahead(run) -> None:
-    script = Script(opening=lambda _: {"realised": []})
-    found, _ = run(script, pool=Pool(script, lambda plan: {}))
-    assert kinds(script) == ["open"]
-    assert (found.passed, found.default_ms) == ([], 1.0)
 
 
 def test_a_space_of_ones_own_is_searched(run) -> None:
