@@ -10,10 +10,13 @@ from sessions import graph_of, numbers, session_on, softmax_graph, update_graph
 
 from tuner.compilers.inductor import apply
 from tuner.errors import UnsupportedGraph
+from tuner.measure.device import open_device
+from tuner.measurement import Policy
 from tuner.plan import Plan, canonical_groups
 from tuner.search_spaces.fusion import no_fusion
 from tuner.workers import builder as builder_module
 from tuner.workers import session as session_module
+from tuner.workers.limits import limits
 from tuner.workers.session import DEFAULT_KEY, Session
 from tuner.workload.fx import make_inputs
 
@@ -200,6 +203,60 @@ def test_times_come_in_pairs_with_those_of_the_default(softmax):
     times = softmax.time_plans([NATIVE.key], 5, 0)["times"]
     assert {key: len(samples) for key, samples in times.items()} == {DEFAULT_KEY: 5, NATIVE.key: 5}
     assert all(sample > 0 for samples in times.values() for sample in samples)
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), "crash"), (MemoryError(), "out_of_resources")])
+def test_a_candidate_whose_call_raises_is_told_by_what_it_raised(softmax, monkeypatch, error, status):
+    real = builder_module.compile_candidate
+
+    def raising(*args, **kwargs):
+        _, realised = real(*args, **kwargs)
+
+        def run(inputs):
+            raise error
+
+        return run, realised
+
+    monkeypatch.setattr(builder_module, "compile_candidate", raising)
+    verdict = softmax.try_plan(NATIVE, None, [])
+    assert (verdict["status"], verdict["message"]) == (status, type(error).__name__)
+    assert verdict["sticky"] is False
+    assert verdict["code_key"]
+
+
+def test_a_plan_that_is_forgotten_is_not_timed_and_the_default_stays(softmax):
+    softmax.try_plan(NATIVE, None, [])
+    softmax.forget([NATIVE.key, DEFAULT_KEY])
+    assert set(softmax.entries) == {DEFAULT_KEY}
+
+
+def test_a_plan_that_is_compiled_only_is_not_run(softmax, monkeypatch):
+    real = builder_module.compile_candidate
+
+    def not_to_be_run(*args, **kwargs):
+        return (lambda inputs: pytest.fail("it was run")), real(*args, **kwargs)[1]
+
+    monkeypatch.setattr(builder_module, "compile_candidate", not_to_be_run)
+    assert softmax.compile_plan(NATIVE, None, [])["status"] == "ok"
+    assert NATIVE.key not in softmax.entries
+
+
+def test_what_limits_are_derived_from_is_told(softmax):
+    told = softmax.describe_default()
+    found = limits(told)
+    assert found.try_s > found.compile_s >= told["compile_s"]
+    assert found.call_s > told["call_s"] > 0
+
+
+def test_a_cold_cache_is_flushed_before_every_call_that_counts(monkeypatch):
+    flushed = []
+    device = open_device("cpu")
+    monkeypatch.setattr(device, "flush", lambda: flushed.append(1))
+    session = Session(softmax_graph(), 0, Policy.for_cpu(1, cache="cold"), device)
+    assert session.repetitions == 1
+    before = len(flushed)
+    session.time_plans([], 5, 0)
+    assert len(flushed) - before >= 5
 
 
 def test_a_plan_that_was_not_tried_is_not_timed(softmax):

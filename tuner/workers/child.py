@@ -89,41 +89,41 @@ class Handler:
 
     def open(self, request: dict[str, Any]) -> Any:
         from tuner.measurement import Policy
+        from tuner.workers.builder import Builder, fake_inputs
+        from tuner.workers.memory import cap_memory
         from tuner.workers.session import CompileSession, Session
         from tuner.workload.graph import Graph
 
-        self.start_anew(request["ambient"])
         graph = Graph.from_json(request["graph"])
+        on_cpu = all(node.value[3] == "cpu" for node in graph.inputs)
+        self.start_anew(request["ambient"], on_cpu)
         if request.get("compile_only", False):
-            self.session = CompileSession(graph)
+            self.session = CompileSession(Builder(graph, fake_inputs(graph)))
         else:
             self.session = Session(graph, request["seed"], Policy(**request["policy"]), self.device)
         default = self.session.describe_default()
-        self.cap_memory(default.get("peak_bytes", 0))
+        if on_cpu:
+            cap_memory(default.get("peak_bytes", 0))
         return default
 
     def open_whole(self, request: dict[str, Any]) -> Any:
         from tuner.measurement import Policy
         from tuner.workers.whole import Whole
 
-        self.start_anew(request["ambient"])
+        self.start_anew(request["ambient"], on_cpu=self.device.name == "cpu")
         self.session = Whole(request["spec"], Policy(**request["policy"]), self.device)
         return self.session.describe_default()
 
-    def start_anew(self, ambient: dict[str, Any]) -> None:
+    def start_anew(self, ambient: dict[str, Any], on_cpu: bool) -> None:
         """Without a session, under these settings. Raises UnsupportedGraph where they cannot be taken over."""
         from tuner.compilers.inductor.ambient import as_keyed
-
-        self.close()
-        self.cap_memory(None)
-        self.settings.enter_context(as_keyed(ambient))
-
-    def cap_memory(self, default_peak_bytes: int | None) -> None:
         from tuner.workers.memory import cap_memory
 
-        # On a GPU address space says nothing: its driver maps far more than there is.
-        if self.device.name == "cpu":
-            cap_memory(default_peak_bytes)
+        self.close()
+        # The default's own need is not known yet. On a GPU address space says nothing: its driver maps far more than there is.
+        if on_cpu:
+            cap_memory(None)
+        self.settings.enter_context(as_keyed(ambient))
 
     def attempt(self, request: dict[str, Any]) -> Any:
         from tuner.plan import Plan

@@ -4,7 +4,8 @@ The worker's process forks before it imports anything large. The first process s
 in a process group of its own. The guard adopts whatever the worker leaves orphaned (it is their subreaper), also what left the
 worker's group or session, and kills all of it when the worker ends, when the parent ends, however and whichever thread of it
 started the guard, and on SIGTERM. Then it ends as the worker did: by the same exit code or the same signal. The worker dies with
-its guard. Only who kills guard, worker and parent at one stroke leaves what the worker had started.
+its guard, and the parent then ends what is left in the guard's session. Two things stay uncaught: guard and parent killed at one
+stroke leave what the worker had started, and a guard that is killed leaves what had left its session.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tuner.measure.device import Device
 from tuner.measure.timing import measure_stretch, repetitions_for
 from tuner.measurement import Policy
 from tuner.plan import Plan
-from tuner.workers.builder import Builder, Built, fake_inputs
+from tuner.workers.builder import Builder, Built
 from tuner.workers.checks import CheckedInputs
 from tuner.workers.memory import resident_bytes_now
 from tuner.workers.verdicts import failure, starved
@@ -53,19 +53,19 @@ class Entry:
 class CompileSession:
     """Compiles candidates of one graph and runs none: what it compiles lies in Inductor's cache for who does."""
 
-    def __init__(self, graph: Graph):
-        self.builder = Builder(graph, fake_inputs(graph))
+    def __init__(self, builder: Builder):
+        self.builder = builder
 
     def describe_default(self) -> dict[str, Any]:
         return {"status": "ok", "resident_bytes": resident_bytes_now()}
 
     def compile_plan(self, plan: Plan, expected: Any, seen_codes: Sequence[str], own_copy: str = "") -> dict[str, Any]:
-        """See Builder.attempt."""
+        """See Builder.attempt; the candidate is not run and not kept."""
         built = self.builder.attempt(plan, expected, seen_codes, own_copy)
         return {**(built.describe() if isinstance(built, Built) else built), "resident_bytes": resident_bytes_now()}
 
 
-class Session:
+class Session(CompileSession):
     """Compiles, checks and times candidates of one graph on inputs made from `seed`. Raises UnsupportedGraph where it cannot."""
 
     def __init__(self, graph: Graph, seed: int, policy: Policy, device: Device):
@@ -75,7 +75,7 @@ class Session:
         self.checked = [self.timed]
         if graph.inputs and self.timed.bytes <= MAX_CHECK_BYTES:
             self.checked.append(CheckedInputs(graph, module, seed + CHECK_SEED, device))
-        self.builder = Builder(graph, self.timed.values)
+        super().__init__(Builder(graph, self.timed.values))
         self.restore = self.timed.restore if self.timed.originals else None
         self.entries: dict[str, Entry] = {}
         self.allowed_error = MAX_DEFAULT_ERROR
@@ -144,11 +144,6 @@ class Session:
         or one of Builder.attempt's. error: None where it is infinite. sticky: the worker has to be replaced.
         """
         return {**self._try(plan, expected, seen_codes, own_copy), "resident_bytes": resident_bytes_now()}
-
-    def compile_plan(self, plan: Plan, expected: Any, seen_codes: Sequence[str], own_copy: str = "") -> dict[str, Any]:
-        """See Builder.attempt; the candidate is not run and not kept."""
-        built = self.builder.attempt(plan, expected, seen_codes, own_copy)
-        return {**(built.describe() if isinstance(built, Built) else built), "resident_bytes": resident_bytes_now()}
 
     def _try(self, plan: Plan, expected: Any, seen_codes: Sequence[str], own_copy: str) -> dict[str, Any]:
         if not self.checkable and not leaves_numerics_alone(plan):
