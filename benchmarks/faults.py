@@ -102,15 +102,9 @@ def sweep(store: Path, told: Path, floor_s: float, jobs: int) -> None:
     if "TUNER_FAULT" in os.environ:
         Bench.module = "faulty_child"
     lost = Clock()
-    Bench.try_plan = lost.around(
-        Bench.try_plan, lambda bench, plan, *_: plan == bad_plan()
-    )  # type: ignore[method-assign]
-    Bench.open = lost.around(
-        Bench.open, lambda bench, resolved: bench._resolved is resolved
-    )  # type: ignore[method-assign]
-    compile_ahead = lost.around(
-        pool._Slot.compile, lambda slot, job, *_: job[0] == bad_plan()
-    )
+    Bench.try_plan = lost.around(Bench.try_plan, lambda bench, plan, *_: plan == bad_plan())  # type: ignore[method-assign]
+    Bench.open = lost.around(Bench.open, lambda bench, resolved: bench._resolved is resolved)  # type: ignore[method-assign]
+    compile_ahead = lost.around(pool._Slot.compile, lambda slot, job, *_: job[0] == bad_plan())
     pool._Slot.compile = compile_ahead  # type: ignore[method-assign]
 
     effort = replace(
@@ -123,9 +117,7 @@ def sweep(store: Path, told: Path, floor_s: float, jobs: int) -> None:
         final_samples=10,
         patience=0,
     )
-    workloads = resolve(
-        f"{__file__}:softmax", threads=1, forms=lambda _: None, find=lambda _: []
-    )
+    workloads = resolve(f"{__file__}:softmax", threads=1, forms=lambda _: None, find=lambda _: [])
     with SqliteStore(store) as opened:
         planned = plan_sweep(workloads, effort, lambda: None)
         run_sweep(planned, opened, Policy.for_cpu(1), effort, True, Rules(jobs=jobs))
@@ -147,9 +139,7 @@ class Clock:
     def __init__(self) -> None:
         self.seconds, self.running = 0.0, False
 
-    def around(
-        self, function: Callable[..., Any], counts: Callable[..., bool]
-    ) -> Callable[..., Any]:
+    def around(self, function: Callable[..., Any], counts: Callable[..., bool]) -> Callable[..., Any]:
         def timed(*args: Any, **more: Any) -> Any:
             if self.running or not counts(*args):
                 return function(*args, **more)
@@ -189,11 +179,7 @@ def row_of(name: str, floor_s: float, jobs: int = 1) -> Row:
                 process = started(folder, floor_s, jobs, environment)
         output = process.communicate(timeout=SWEEP_S)[0]
         left = left_behind(mark) + (left if name == PARENT_KILLED else 0)
-        told = (
-            json.loads((folder / "told").read_text())
-            if (folder / "told").exists()
-            else {}
-        )
+        told = json.loads((folder / "told").read_text()) if (folder / "told").exists() else {}
         if not told:
             print(output, file=sys.stderr)
         verdict, message, others = stored(folder / "store.db")
@@ -201,21 +187,15 @@ def row_of(name: str, floor_s: float, jobs: int = 1) -> Row:
             fault=name if jobs == 1 else f"{name} in the compile pool",
             verdict=verdict,
             message=message,
-            as_expected=verdict in EXPECTED[name]
-            and left == 0
-            and told.get("finished", False),
-            seconds_lost=round(
-                told.get("seconds", 0.0) if name != PARENT_KILLED else seconds, 1
-            ),
+            as_expected=verdict in EXPECTED[name] and left == 0 and told.get("finished", False),
+            seconds_lost=round(told.get("seconds", 0.0) if name != PARENT_KILLED else seconds, 1),
             sweep_finished=told.get("finished", False),
             others=others,
             left_behind=left,
         )
 
 
-def started(
-    folder: Path, floor_s: float, jobs: int, environment: dict[str, str]
-) -> subprocess.Popen[str]:
+def started(folder: Path, floor_s: float, jobs: int, environment: dict[str, str]) -> subprocess.Popen[str]:
     command = [
         sys.executable,
         __file__,
@@ -261,10 +241,7 @@ def marked(mark: str) -> list[int]:
         if folder.name.isdecimal():
             try:
                 state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-                there = (
-                    f"TUNER_FAULT_RUN={mark}".encode()
-                    in (folder / "environ").read_bytes()
-                )
+                there = f"TUNER_FAULT_RUN={mark}".encode() in (folder / "environ").read_bytes()
             except OSError:
                 continue
             if there and state != "Z":
@@ -277,25 +254,15 @@ def stored(path: Path) -> tuple[str | None, str, dict[str, int]]:
     from tuner.cache.sqlite import SqliteStore
 
     with SqliteStore(path) as store:
-        keys = [
-            key
-            for workload in store.find_graphs("")
-            for key in store.exact_keys(workload)
-        ]
+        keys = [key for workload in store.find_graphs("") for key in store.exact_keys(workload)]
         rows = [row for key in keys for row in store.measurements(key, "screen")]
     bad = [row for row in rows if row.plan == bad_plan()]
     others = Counter(row.status for row in rows if row.plan != bad_plan())
-    return (
-        (bad[-1].status, bad[-1].message, dict(others))
-        if bad
-        else (None, "", dict(others))
-    )
+    return (bad[-1].status, bad[-1].message, dict(others)) if bad else (None, "", dict(others))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", action="append", choices=list(EXPECTED))
     parser.add_argument("--floor-s", type=float, default=limits.COMPILE_FLOOR_S)

@@ -48,9 +48,7 @@ def memory_bomb() -> None:
 def memory_bomb_in_cpp() -> None:
     """What is thrown in a thread of compiled code, no Python catches: the process ends."""
     source = '#include <vector>\nextern "C" void bomb() noexcept { std::vector<char*> v; for (;;) { char* p = new char[1 << 26];'
-    source += (
-        " for (long i = 0; i < 1 << 26; i += 4096) p[i] = 1; v.push_back(p); } }\n"
-    )
+    source += " for (long i = 0; i < 1 << 26; i += 4096) p[i] = 1; v.push_back(p); } }\n"
     folder = Path(fault()[2])
     (folder / "bomb.cpp").write_text(source)
     os.system(f"g++ -O1 -shared -fPIC -o {folder}/bomb.so {folder}/bomb.cpp")
