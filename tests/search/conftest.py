@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from scripted import EFFORT, GELU, Script, bench, progress, resolved
+from scripted import EFFORT, GELU, ONE_CANDIDATE, POLICY, Script, bench, progress, resolved
 
 from tuner.cache.sqlite import SqliteStore
 from tuner.search.bench import Bench
 from tuner.search.effort import Effort
 from tuner.search.progress import Progress
 from tuner.search.screen import Rules, Screening, screen
+from tuner.search.sweep import Sweep, plan_sweep, run_sweep
 from tuner.search.workloads import Resolved
 
 
@@ -40,3 +42,32 @@ def run(monkeypatch: pytest.MonkeyPatch, store: SqliteStore) -> Callable[..., tu
         return found, seen
 
     return screened
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices that were held, in order."""
+    held: list[str] = []
+
+    @contextmanager
+    def hold(name: str, wait: Any) -> Iterator[None]:
+        held.append(name)
+        yield
+
+    monkeypatch.setattr("tuner.search.sweep.hold_device", hold)
+    return held
+
+
+@pytest.fixture
+def sweep(monkeypatch: pytest.MonkeyPatch, store: SqliteStore, devices: list[str]) -> Callable[..., Sweep]:
+    """Sweeps workloads by a script."""
+
+    def swept(
+        script: Script, *workloads: Resolved, effort: Effort = EFFORT, again: bool = False, rules: Rules = ONE_CANDIDATE
+    ) -> Sweep:
+        script.play(monkeypatch)
+        plan = plan_sweep(workloads, effort, lambda: None)
+        run_sweep(plan, store, POLICY, effort, again, rules)
+        return plan
+
+    return swept

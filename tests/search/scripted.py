@@ -14,8 +14,9 @@ from tuner.plan import Groups, Plan, canonical_groups
 from tuner.search.bench import DEFAULT, Bench
 from tuner.search.effort import Effort
 from tuner.search.progress import Progress
-from tuner.search.screen import SEED
+from tuner.search.screen import SEED, Rules
 from tuner.search.workloads import Resolved
+from tuner.search_spaces.space import Candidate
 from tuner.workload.graph import Graph, Node
 
 POLICY = Policy.for_cpu(1)
@@ -23,6 +24,8 @@ LEAVES = tuple(f"{i}:64|:ComputedBuffer.Pointwise:0" for i in range(4))
 ONE_GROUP: Groups = (LEAVES,)
 EFFORT = Effort("quick", trials=100, seconds=100.0, race_samples=20, final_samples=20)
 GELU, SILU = "aten.gelu.default", "aten.silu.default"
+A = Plan(native=(GELU,))
+ONE_CANDIDATE = Rules(jobs=1, space=lambda groups, native: [Candidate("the only one", A)])
 CONDITIONS = {"conditions": {"clock_mhz": 3000}}
 Told = dict[str, Any]
 

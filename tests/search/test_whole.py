@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import EFFORT, GELU, ONE_GROUP, POLICY, Script, Told, resolved
+from scripted import EFFORT, GELU, ONE_CANDIDATE, ONE_GROUP, POLICY, A, Script, Told, resolved
 from stored import program, query, winner
 
 from tuner.cache.sqlite import SqliteStore
@@ -17,48 +16,17 @@ from tuner.errors import DeviceBusy, TunerError, UnsupportedGraph, WorkerDied, W
 from tuner.lookup.reader import StoreReader
 from tuner.measurement import Winner
 from tuner.plan import Plan
-from tuner.search.effort import Effort
-from tuner.search.screen import Rules
-from tuner.search.sweep import Sweep, plan_sweep, run_sweep
+from tuner.search.sweep import plan_sweep, run_sweep
 from tuner.search.workloads import Resolved
-from tuner.search_spaces.space import SPACE_VERSION, Candidate
+from tuner.search_spaces.space import SPACE_VERSION
 
-A = Plan(native=(GELU,))
 UP, DOWN = "made.py:up", "made.py:down"
-RULES = Rules(jobs=1, space=lambda groups, native: [Candidate("the only one", A)])
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqliteStore]:
     with SqliteStore(tmp_path / "store.db") as opened:
         yield opened
-
-
-@pytest.fixture
-def devices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The devices that were held, in order."""
-    held: list[str] = []
-
-    @contextmanager
-    def hold(name: str, wait: Any) -> Iterator[None]:
-        held.append(name)
-        yield
-
-    monkeypatch.setattr("tuner.search.sweep.hold_device", hold)
-    return held
-
-
-@pytest.fixture
-def sweep(monkeypatch: pytest.MonkeyPatch, store: SqliteStore, devices: list[str]) -> Callable[..., Sweep]:
-    """Sweeps workloads by a script, in which the plan of each graph is faster unless `ms` says otherwise."""
-
-    def swept(script: Script, *workloads: Resolved, effort: Effort = EFFORT, again: bool = False) -> Sweep:
-        script.play(monkeypatch)
-        plan = plan_sweep(workloads, effort, lambda: None)
-        run_sweep(plan, store, POLICY, effort, again, RULES)
-        return plan
-
-    return swept
 
 
 def faster(*, whole: Callable[[str, int], Told] = lambda spec, process: {}, **others: Any) -> Script:
@@ -259,7 +227,7 @@ def test_an_interrupted_final_of_the_whole_records_and_shows_no_winner(
     script = faster(whole=whole).play(monkeypatch)
     plan = plan_sweep([up("b", DOWN), up("a")], EFFORT, lambda: None)
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(plan, store, POLICY, EFFORT, False, RULES)
+        run_sweep(plan, store, POLICY, EFFORT, False, ONE_CANDIDATE)
     assert not any(worker.alive for worker in script.workers)
     assert winners(store) == {query("b").exact_key: "plan"}, "what was judged is kept"
     assert [one.winner is None for one in plan.outcomes] == [False, True]

@@ -199,11 +199,12 @@ def _needs_final(spec: str, outcomes: Sequence[Outcome], first: Mapping[str, Out
     """Whether plans won for a callable that were not judged together before, or anew."""
     graphs = [outcome.resolved for outcome in outcomes]
     winners = _in_force(graphs, first, store)
-    if is_stored_key(spec) or all(winner.plan.is_default for winner in winners.values()):
+    made = programs_of(graphs).items()
+    chosen = {program.exact_key: plans for program, of_it in made if (plans := plans_of(of_it, winners))}
+    if is_stored_key(spec) or not chosen:
         return False
-    new = [first[key] for key in winners if first[key].winner is not None and first[key].generation is None]
-    chosen = {program.exact_key: plans_of(made, winners) for program, made in programs_of(graphs).items()}
-    return bool(new) or any(plans and store.program_final(key, plans) is None for key, plans in chosen.items())
+    new = any(first[key].winner is not None and first[key].generation is None for key in winners)
+    return new or any(store.program_final(program, plans) is None for program, plans in chosen.items())
 
 
 def _whole_final(
