@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from tuner.answer import ProgramAnswer
 from tuner.compilers.inductor.apply import ForcedGroups, ReadBack, Realised, applied, code_key_of
 from tuner.compilers.inductor.capture import capture
+from tuner.compilers.inductor.cpp_code import cpp_flags
 from tuner.compilers.inductor.hooks import V, inductor_config
 from tuner.plan import Plan
 from tuner.search_spaces.fusion import no_fusion
@@ -36,7 +37,7 @@ def compiled_code(graph: Graph, how: contextlib.AbstractContextManager[Any]) -> 
     inputs = [mode.from_tensor(value, static_shapes=True) for value in make_inputs(graph, 0)]
     with torch.no_grad(), tracing(TracingContext(mode)), how:
         compiled = compile_fx_inner(to_fx(graph), inputs, is_inference=True, graph_id=0)
-    return code_key_of(compiled.source_code)
+    return code_key_of(compiled.source_code, cpp_flags(compiled.source_code))
 
 
 @pytest.fixture
