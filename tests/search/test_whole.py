@@ -125,8 +125,12 @@ def test_a_set_that_costs_next_to_nothing_is_in_order(sweep) -> None:
 
 @pytest.mark.parametrize(
     ("script", "asked"),
-    [(Script(lambda plan: 1.0), up()), (faster(), replace(up(spec="ab" * 32), program_query=None))],
-    ids=["the default won", "a stored key, no callable"],
+    [
+        (Script(lambda plan: 1.0), up()),
+        (faster(), replace(up(spec="ab" * 32), program_query=None)),
+        (faster(), up(spec="program abcdef012345")),
+    ],
+    ids=["the default won", "a stored key", "a program that a compile reported"],
 )
 def test_without_plans_or_callable_there_is_no_final_of_the_whole(sweep, script: Script, asked: Resolved) -> None:
     (outcome,) = sweep(script, asked).outcomes

@@ -17,12 +17,11 @@ from tuner.search.final import conclude, run_finals
 from tuner.search.heats import race
 from tuner.search.progress import Progress
 from tuner.search.screen import SEED, Rules, Screening, screen
-from tuner.search.whole import hold_whole_final, plans_of, programs_of
+from tuner.search.whole import has_callable, hold_whole_final, plans_of, programs_of
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.space import SPACE_VERSION
 from tuner.workers.device_lock import hold_device, lock_name
 from tuner.workers.pool import CompilePool
-from tuner.workload.graph import is_stored_key
 
 
 @dataclass
@@ -201,7 +200,7 @@ def _needs_final(spec: str, outcomes: Sequence[Outcome], first: Mapping[str, Out
     winners = _in_force(graphs, first, store)
     made = programs_of(graphs).items()
     chosen = {program.exact_key: plans for program, of_it in made if (plans := plans_of(of_it, winners))}
-    if is_stored_key(spec) or not chosen:
+    if not has_callable(spec) or not chosen:
         return False
     new = any(first[key].winner is not None and first[key].generation is None for key in winners)
     return new or any(store.program_final(program, plans) is None for program, plans in chosen.items())

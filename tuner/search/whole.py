@@ -31,6 +31,11 @@ MAX_ERROR = 10.0
 Pair = tuple[Sequence[float], Sequence[float]]
 
 
+def has_callable(spec: str) -> bool:
+    """Whether `spec` is file.py:function, and not the key of a stored graph or the name of a reported program."""
+    return ":" in spec
+
+
 def hold_whole_final(
     spec: str, graphs: Sequence[Resolved], winners: Mapping[str, Winner], policy: Policy, effort: Effort
 ) -> list[ProgramFinal]:
