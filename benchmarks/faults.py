@@ -2,9 +2,9 @@
 
     python benchmarks/faults.py [--json] [--only NAME]... [--floor-s S]
 
-For each fault, a sweep over one small graph in which one candidate has it: the verdict that is stored, the seconds that it cost (the
-candidate's own, and those of opening the graph again in a new worker), whether the sweep came to its end, how many of its processes
-were left. --floor-s: floor of the time limits, which is what a hang costs.
+For each fault, a sweep over one small graph in which one candidate has it: the verdict that is stored, the seconds that it cost
+(the candidate's own, and those of opening the graph again in a new worker), whether the sweep came to its end, how many of its
+processes were left. --floor-s: floor of the time limits, which is what a hang costs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
 import faulty_child
 
 from tuner.workers import limits
 
+HERE = Path(__file__).parent
 # One sweep, with a worker that hangs for the floor of its limits twice.
 SWEEP_S = 600.0
 # After the end of a sweep's process, for the guards to do their work.
@@ -89,7 +88,6 @@ def bad_plan() -> Any:
 def sweep(store: Path, told: Path, floor_s: float, jobs: int) -> None:
     """In a process of its own: the sweep. Writes to `told` what it cost, and how it ended."""
     from tuner.cache.sqlite import SqliteStore
-
     from tuner.measurement import Policy
     from tuner.search.bench import Bench
     from tuner.search.effort import EFFORTS
@@ -235,7 +233,7 @@ def left_behind(mark: str) -> int:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes that run and were started, at any remove, with this mark in the environment: whatever group, session or parent."""
+    """Processes that run and have this mark from whom they were started by: whatever their group, session or parent."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():

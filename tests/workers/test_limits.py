@@ -18,7 +18,7 @@ def test_a_small_graph_is_given_a_floor_and_a_large_one_a_multiple_of_its_own_ti
     assert quick.compile_s >= 30
     assert quick.run_s(1) >= 5
     assert slow.compile_s >= 5 * 100
-    assert slow.try_s - slow.compile_s >= 5 * 20
+    assert slow.try_s - slow.compile_s >= 5 * 20 + 10 * 1
     assert slow.run_s(10) - slow.run_s(0) >= 5 * 10
 
 

@@ -13,6 +13,8 @@ OPEN_S = 420.0
 COMPILE_FLOOR_S, COMPILE_FACTOR = 60.0, 10.0
 # A candidate's calls against the default's. One that is 50 times as slow is not worth more.
 RUN_FLOOR_S, RUN_FACTOR = 20.0, 50.0
+# A candidate's check against the default's: most of it compares, which takes as long for any candidate; and the calls in it.
+CHECK_FLOOR_S, CHECK_FACTOR, CHECK_CALLS = 10.0, 5.0, 4
 
 
 @dataclass(frozen=True)
@@ -31,5 +33,6 @@ class Limits:
 def limits(default: Mapping[str, Any]) -> Limits:
     """The limits beside a default of which `default` tells, the worker's answer to "open": its compile_s, check_s and call_s."""
     compile_s = max(COMPILE_FLOOR_S, COMPILE_FACTOR * default["compile_s"])
-    check_s = RUN_FLOOR_S + RUN_FACTOR * default["check_s"]
-    return Limits(compile_s=compile_s, try_s=compile_s + check_s, call_s=RUN_FACTOR * default["call_s"])
+    call_s = RUN_FACTOR * default["call_s"]
+    check_s = CHECK_FLOOR_S + CHECK_FACTOR * default["check_s"] + CHECK_CALLS * call_s
+    return Limits(compile_s=compile_s, try_s=compile_s + check_s, call_s=call_s)
