@@ -44,6 +44,7 @@ def run(*arguments: str):
         (errors.PlanError("x"), 6),
         (errors.WorkerError("x"), 7),
         (errors.WorkerDied("x"), 7),
+        (errors.DeviceBusy("x"), 8),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -45,7 +45,7 @@ def test_help_lists_the_commands_and_the_exit_codes():
     assert result.exit_code == 0
     for name in COMMANDS:
         assert f"\n  {name} " in result.output
-    for code in ("0 ", "1 ", "2 ", "3 ", "4 ", "5 ", "6 ", "7 ", "130 "):
+    for code in ("0 ", "1 ", "2 ", "3 ", "4 ", "5 ", "6 ", "7 ", "8 ", "130 "):
         assert f"\n    {code}" in result.output
 
 
@@ -58,7 +58,7 @@ def test_help_loads_no_heavy_package(arguments):
     code = (
         "import sys, contextlib, io, tuner.cli.main\n"
         "with contextlib.redirect_stdout(io.StringIO()): tuner.cli.main.main(sys.argv[1:], standalone_mode=False)\n"
-        "print([name for name in ('torch', 'optuna', 'sqlite_utils', 'numpy', 'starlette', 'rich') if name in sys.modules])"
+        "print([name for name in ('torch', 'optuna', 'sqlite_utils', 'numpy', 'scipy', 'starlette', 'rich') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[]\n", "")
