@@ -220,7 +220,7 @@ def test_a_flush_writes_more_than_the_last_level_cache_holds(harness):
 
 
 def test_memory_that_nobody_wrote_is_garbage_while_poisoned(harness):
-    for size in (64, 4096, 3 * MIB):
+    for size in (4096, 3 * MIB):
         assert 0 not in harness.unwritten(size), f"{size} bytes"
 
 
@@ -294,7 +294,7 @@ def test_a_c_library_that_cannot_fill_new_memory_is_told_of(monkeypatch):
 @pytest.mark.parametrize("value", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32])
 def test_a_poisoned_number_is_far_from_every_plausible_result(value):
     with CpuDevice().poisoned():
-        numbers = torch.empty(100, dtype=value)
+        numbers = torch.empty(2000, dtype=value)
     assert bool((numbers.double().abs().nan_to_num(nan=1e30) > 1e9).all())
 
 

@@ -26,9 +26,8 @@ M_PERTURB = -6
 # Handed out as 0x7f: 3.4e38 as float32 and bfloat16, NaN as float16, 1.4e306 as float64; 0xff (NaN) cannot be asked for.
 PERTURB = 0x80
 HANDED_OUT = PERTURB ^ 0xFF
-# The largest first: it makes the C library sort the chunks that were freed lately, of which it hands small ones out unfilled as
-# long as they are unsorted (glibc 2.26 to 2.41, _int_malloc, "return_cached").
-PROBED_BYTES = (2**20, 4096, 64)
+# Not smaller: blocks of up to 1 KiB come now and then as they were freed (glibc 2.26 on: _int_malloc, "return_cached").
+PROBED_BYTES = (4096, 2**20)
 
 
 class CpuDevice:
