@@ -277,7 +277,7 @@ def main() -> None:
             rows.append(row)
             if not asked.json:
                 print(
-                    f"{row.fault:<34}{row.verdict or 'none':<18}{row.seconds_lost:>6.1f} s  "
+                    f"{row.fault:<36}{row.verdict or 'none':<18}{row.seconds_lost:>6.1f} s  "
                     f"{'finished' if row.sweep_finished else 'NOT FINISHED'}  {row.left_behind} left  {row.message[:90]}",
                     flush=True,
                 )
