@@ -57,6 +57,11 @@ class Plan:
     def is_default(self) -> bool:
         return self == Plan()
 
+    @property
+    def leaves_numerics(self) -> bool:
+        """Whether it differs from the default by its groups at most: the same operations, grouped otherwise."""
+        return Plan(groups=self.groups) == self
+
     def to_json(self) -> dict[str, Any]:
         return {
             "schema": PLAN_SCHEMA,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,13 @@ def test_what_is_left_out_is_the_default():
     assert validate_plan({"schema": 1}) == Plan()
     assert Plan().is_default
     assert not validate_plan(GOOD).is_default
+
+
+def test_only_a_plan_of_groups_alone_leaves_numerics():
+    assert Plan().leaves_numerics
+    assert Plan(groups=(LEAVES,)).leaves_numerics
+    for other in (Plan(native=("aten.gelu.default",)), Plan(config=(("realize_opcount_threshold", 1),)), Plan(compiler="eager")):
+        assert not replace(other, groups=(LEAVES,)).leaves_numerics
 
 
 def changed(**fields):

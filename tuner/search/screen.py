@@ -137,8 +137,8 @@ class _Run:
             found.append(Candidate("incumbent", incumbent))
         found.sort(key=lambda candidate: candidate.plan != incumbent)
         if not checkable:
-            self.progress.refused["not checkable"] += sum(not _leaves_numerics(candidate.plan) for candidate in found)
-            found = [candidate for candidate in found if _leaves_numerics(candidate.plan)]
+            self.progress.refused["not checkable"] += sum(not candidate.plan.leaves_numerics for candidate in found)
+            found = [candidate for candidate in found if candidate.plan.leaves_numerics]
         return deque(found)
 
     def admitted(self, queue: deque[Candidate], count: int) -> list[Candidate]:
@@ -239,10 +239,6 @@ class _Run:
         self.passed.append(Finalist(candidate, measurement, ratio))
         if ratio > progress.best:
             progress.best, progress.best_plan = ratio, candidate.plan.describe()
-
-
-def _leaves_numerics(plan: Plan) -> bool:
-    return not plan.native and not plan.config
 
 
 def status_of(verdict: dict[str, Any]) -> Status:

@@ -146,7 +146,7 @@ class Session(CompileSession):
         return {**self._try(plan, expected, seen_codes, own_copy), "resident_bytes": resident_bytes_now()}
 
     def _try(self, plan: Plan, expected: Any, seen_codes: Sequence[str], own_copy: str) -> dict[str, Any]:
-        if not self.checkable and not leaves_numerics_alone(plan):
+        if not self.checkable and not plan.leaves_numerics:
             return {"status": "refused", "message": f"outputs cannot be checked: {self.timed.reference.reason}"}
         built = self.builder.attempt(plan, expected, seen_codes, own_copy)
         if not isinstance(built, Built):
@@ -193,8 +193,3 @@ class Session(CompileSession):
         for key in keys:
             if key != DEFAULT_KEY:
                 self.entries.pop(key, None)
-
-
-def leaves_numerics_alone(plan: Plan) -> bool:
-    """Whether `plan` differs from the default by its groups at most."""
-    return Plan(groups=plan.groups) == plan
