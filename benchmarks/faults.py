@@ -96,7 +96,9 @@ def sweep(store: Path, told: Path, floor_s: float, jobs: int) -> None:
     from tuner.search.workloads import resolve
     from tuner.workers import pool
 
-    limits.COMPILE_FLOOR_S = limits.RUN_FLOOR_S = floor_s
+    limits.COMPILE_FLOOR_S = floor_s
+    limits.RUN_FLOOR_S = min(limits.RUN_FLOOR_S, floor_s)
+    limits.KERNEL_S = min(limits.KERNEL_S, floor_s / 4)
     if "TUNER_FAULT" in os.environ:
         Bench.module = "faulty_child"
     lost = Clock()
