@@ -350,3 +350,10 @@ def test_of_a_huge_input_a_part_is_looked_at():
 def test_sharing_is_seen_of_the_memory_and_not_of_equal_values():
     x = numbers(10)
     assert [seen.shares for seen in seen_in_all([x, x.clone(), x[4:], x[:0]])] == [None, None, (0, 16), None]
+
+
+def test_slices_far_apart_in_one_memory_are_made_apart():
+    cache = torch.randn(1000, 16)
+    near, far = seen_in_all([cache[:2], cache[2:4]]), seen_in_all([cache[:2], cache[-2:]])
+    assert near[1].shares == (0, 2 * 16 * 4)
+    assert far[1].shares is None

@@ -43,6 +43,7 @@ class CompilePool:
             self._free.put(slot)
         self._executor = ThreadPoolExecutor(size, thread_name_prefix="compile")
         self._request: dict[str, Any] = {}
+        self._not_opened: Mapping[str, Any] | None = None
         self._lock = threading.Lock()
 
     def open(self, request: Mapping[str, Any]) -> None:
@@ -68,6 +69,9 @@ class CompilePool:
                 future.cancel()
 
     def _one(self, job: Job, request: Mapping[str, Any], seen: set[str], limit_s: float) -> tuple[Plan, Verdict | None]:
+        # Who could not open a graph once would cost as much again for each of its candidates.
+        if request is self._not_opened:
+            return job[0], None
         slot, started = self._free.get(), time.monotonic()
         with self._lock:
             known = sorted(seen)
@@ -77,6 +81,8 @@ class CompilePool:
             self._free.put(slot)
         with self._lock:
             self.seconds += time.monotonic() - started
+            if verdict is None:
+                self._not_opened = request
             if verdict is not None and verdict["status"] == "ok" and verdict["code_key"]:
                 seen.add(verdict["code_key"])
         return job[0], verdict

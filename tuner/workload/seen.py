@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tuner.workload.fx import UNSEEN, encode, written_once
+from tuner.workload.fx import UNSEEN, encode, extent, written_once
 from tuner.workload.graph import InputData
 
 # Inputs made of fewer runs, and longer ones on average, are kept whole. A causal mask of 2,048 x 2,048 has 4,096 runs; weights
@@ -21,6 +21,8 @@ MIN_RUN_LENGTH = 8
 # about 10 ms, and a network has hundreds of parameters.
 ENOUGH = 1 << 18
 MAX_LOOKED_AT = 1 << 24
+# Views of one memory that span more than so many times their own sizes are made apart from each other.
+APART = 2
 
 
 def seen_in_all(inputs: Sequence[torch.Tensor], parameters: Container[int] = ()) -> tuple[InputData, ...]:
@@ -31,10 +33,17 @@ def seen_in_all(inputs: Sequence[torch.Tensor], parameters: Container[int] = ())
         seen = seen_in(value, parameter=i in parameters)
         if value.numel():
             owner = first.setdefault(value.untyped_storage().data_ptr(), i)
-            if owner != i:
+            if owner != i and _close(value, inputs[owner]):
                 seen = replace(seen, shares=(owner, value.data_ptr() - inputs[owner].data_ptr()))
         data.append(seen)
     return tuple(data)
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two views of one memory are to be made as such: not slices far apart in a large cache, for all between counts."""
+    bounds = [(x.data_ptr(), x.data_ptr() + extent(x.shape, x.stride()) * x.element_size()) for x in (one, other)]
+    span = max(end for _, end in bounds) - min(start for start, _ in bounds)
+    return span <= APART * sum(end - start for start, end in bounds)
 
 
 def part_of(tensor: torch.Tensor) -> torch.Tensor:
