@@ -10,6 +10,7 @@ import pytest
 from scripted import EFFORT, GELU, ONE_CANDIDATE, POLICY, Script, bench, progress, resolved
 
 from tuner.cache.sqlite import SqliteStore
+from tuner.measurement import Policy
 from tuner.search.bench import Bench
 from tuner.search.effort import Effort
 from tuner.search.progress import Progress
@@ -63,11 +64,16 @@ def sweep(monkeypatch: pytest.MonkeyPatch, store: SqliteStore, devices: list[str
     """Sweeps workloads by a script."""
 
     def swept(
-        script: Script, *workloads: Resolved, effort: Effort = EFFORT, again: bool = False, rules: Rules = ONE_CANDIDATE
+        script: Script,
+        *workloads: Resolved,
+        policy: Policy = POLICY,
+        effort: Effort = EFFORT,
+        again: bool = False,
+        rules: Rules = ONE_CANDIDATE,
     ) -> Sweep:
         script.play(monkeypatch)
         plan = plan_sweep(workloads, effort, lambda: None)
-        run_sweep(plan, store, POLICY, effort, again, rules)
+        run_sweep(plan, store, policy, effort, again, rules)
         return plan
 
     return swept

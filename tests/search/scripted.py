@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from stored import program, query
 
+from tuner.cache.sqlite import SqliteStore
 from tuner.errors import WorkerDied, WorkerTimeout
 from tuner.measurement import Policy
 from tuner.plan import Groups, Plan, canonical_groups
@@ -85,7 +86,7 @@ class Script:
         return self
 
     def _start(self, threads: int, device: str = "cpu", module: str = "", environment: Told | None = None) -> ScriptedWorker:
-        self.workers.append(ScriptedWorker(self, len(self.workers)))
+        self.workers.append(ScriptedWorker(self, len(self.workers), environment or {}))
         return self.workers[-1]
 
     def asked(self, do: str) -> list[Told]:
@@ -103,8 +104,9 @@ class Script:
 class ScriptedWorker:
     """Raises AssertionError where it is asked for what a real one could not give."""
 
-    def __init__(self, script: Script, number: int):
+    def __init__(self, script: Script, number: int, environment: dict[str, str]):
         self.script, self.number, self.name, self.alive = script, number, f"scripted {number}", True
+        self.environment = environment
         self.plans: dict[str, Plan] = {}
         self.told: dict[str, Told] = {}
         self.whole: Told | None = None
@@ -161,8 +163,10 @@ class ScriptedWorker:
     def _open_whole(self, spec: str, **_: Any) -> Told:
         process = sum(request["spec"] == spec for request in self.script.asked("open whole")) - 1
         self.whole = {"error": 0.1, "ms": (1.0, 0.9), "busy": None, **self.script.whole(spec, process)}
-        told = {"default_ms": 1.0, "repetitions": 1, "compile_s": 0.0, "check_s": 0.0, "call_s": 0.001}
-        return self._raising({**self.whole, **told})
+        with SqliteStore(self.environment["TUNER_STORE"], read_only=True) as store:
+            outcomes = [(won.query.workload_key, "served" if won.kind == "plan" else "default") for won, _ in store.winners()]
+        told = {"default_ms": 1.0, "repetitions": 1, "compile_s": 0.0, "check_s": 0.0, "call_s": 0.001, "outcomes": outcomes}
+        return self._raising({**told, **self.whole})
 
     def _time_whole(self, samples: int) -> Told:
         assert self.whole is not None

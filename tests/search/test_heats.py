@@ -83,7 +83,9 @@ def test_all_run_side_by_side_on_data_of_their_own(run) -> None:
     script = Script(lambda plan: 0.9)
     run(script, screening(finalist(A, 1.2), finalist(B, 1.1)))
     assert {frozenset(keys) for keys in script.timed} == {frozenset((A.key, B.key))}
-    assert {request["seed"] for request in script.requests if "seed" in request} == {bench(1).seed}
+    assert {request["seed"] for request in script.asked("open")} == {bench(1).seed}
+    orders = [request["seed"] for request in script.asked("time")]
+    assert len(orders) == len(set(orders)) > 1, "each heat has an order of its own"
     assert sum(request["samples"] for request in script.asked("time")) == EFFORT.race_samples
 
 

@@ -13,6 +13,7 @@ from stored import query
 
 from tuner.cache.sqlite import SqliteStore
 from tuner.errors import DeviceBusy, UnsupportedGraph, WorkerDied, WorkerTimeout
+from tuner.measurement import Policy
 from tuner.plan import Plan
 from tuner.search.sweep import plan_sweep, run_sweep
 from tuner.search_spaces.space import Candidate, candidates
@@ -95,6 +96,33 @@ def test_a_larger_effort_than_the_settled_one_searches_again(sweep) -> None:
         script = faster()
         sweep(script, resolved((GELU,)), effort=replace(EFFORT, name=name))
         assert bool(script.workers) == searches
+
+
+def test_a_winner_under_another_policy_settles_nothing(sweep) -> None:
+    sweep(faster(), resolved((GELU,)))
+    script = faster()
+    (outcome,) = sweep(script, resolved((GELU,)), policy=Policy.for_cpu(1, "cold")).outcomes
+    assert script.tried
+    assert outcome.winner.policy.cache == "cold"
+
+
+def test_what_was_measured_on_a_busy_machine_settles_nothing_for_those_who_want_a_quiet_one(sweep) -> None:
+    careless = replace(EFFORT, patience=0)
+    first = sweep(faster(busy=lambda plans: "load 9.0"), resolved((GELU,)), effort=careless).outcomes[0].winner
+    assert (first.plan, first.evidence["busy"]) == (A, "load 9.0")
+    script = faster()
+    assert sweep(script, resolved((GELU,)), effort=careless).outcomes[0].progress.phase == "settled"
+    assert script.workers == []
+    (outcome,) = sweep(script, resolved((GELU,))).outcomes
+    assert script.workers
+    assert "busy" not in outcome.winner.evidence
+
+
+def test_who_wants_the_quarantined_tried_again_wants_the_settled_searched_again(sweep) -> None:
+    rules = replace(ONE_CANDIDATE, retry=True)
+    sweep(faster(verdict=lambda plan: {"raise": WorkerDied("SIGSEGV")}), resolved((GELU,)))
+    script = faster()
+    assert sweep(script, resolved((GELU,)), rules=rules).outcomes[0].winner.plan == A
 
 
 def test_equal_graphs_are_tuned_once_and_all_told(sweep) -> None:

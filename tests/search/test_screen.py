@@ -100,7 +100,7 @@ FAILURES = [
     ({"status": "crash", "message": "illegal access", "sticky": True}, "crash"),
     ({"raise": WorkerTimeout("too slow")}, "timeout"),
     ({"raise": WorkerDied("SIGSEGV")}, "crash"),
-    ({"raise": WorkerDied("killed", out_of_memory=True)}, "out_of_resources"),
+    ({"raise": WorkerDied("SIGABRT", "terminate called after throwing std::bad_alloc")}, "out_of_resources"),
     ({"raise when timed": WorkerTimeout("too slow")}, "timeout"),
     ({"raise when timed": WorkerDied("SIGSEGV")}, "crash"),
 ]
@@ -228,9 +228,13 @@ def test_seconds_are_the_budget(run, monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += 4.0
         return {}
 
-    script = Script(verdict=verdict)
+    def opening(graph: str) -> Told:
+        now[0] += 1000.0
+        return {}
+
+    script = Script(verdict=verdict, opening=opening)
     run(script, effort=replace(EFFORT, seconds=10.0))
-    assert len(script.tried) == 3
+    assert len(script.tried) == 3, "opening the graph is nothing tried"
 
 
 def test_a_smaller_budget_does_not_forget_what_was_found(run) -> None:
@@ -261,7 +265,7 @@ def test_each_measurement_says_how_it_was_got(run, store: SqliteStore) -> None:
         assert row.provenance["conditions"] == {"clock_mhz": 3000}
         assert row.realised
         assert row.code_key
-    assert {request["seed"] for request in script.requests if "seed" in request} == {bench().seed}
+    assert {request["seed"] for request in script.asked("open")} == {bench().seed}
 
 
 def test_a_failure_keeps_the_text_that_it_left(run, store: SqliteStore) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from scripted import EFFORT, GELU, LEAVES, ONE_GROUP, Script, Told, resolved, taking, telling
 from stored import query
 
 from tuner.cache.sqlite import SqliteStore
 from tuner.plan import Plan
+from tuner.search.screen import BATCH
 from tuner.search_spaces.fusion import single_splits
 from tuner.workload.graph import Node
 
@@ -38,15 +40,23 @@ class Pool:
                 yield plan, {"status": "ok", "realised": groups or ONE_GROUP, "code_key": plan.key, "resident_bytes": 1, **told}
 
 
-def test_what_the_pool_could_not_compile_is_kept_without_asking_the_measuring_process(run, store: SqliteStore) -> None:
+def test_what_does_not_compile_in_the_pool_is_kept_without_asking_the_measuring_process(run, store: SqliteStore) -> None:
     script = Script(taking({}, 0.9))
-    told = {"status": "timeout", "message": "endless", "traceback": ""}
+    told = {"status": "compile_error", "message": "g++ says no", "traceback": ""}
     _, seen = run(script, pool=Pool(script, telling({NATIVE: told})))
     assert NATIVE not in script.tried
-    assert seen.failed == {"timeout": 1}
+    assert seen.failed == {"compile_error": 1}
     (row,) = [row for row in store.measurements(query().exact_key, "screen") if row.plan == NATIVE]
-    assert (row.status, row.message) == ("timeout", "endless")
-    assert set(store.quarantined(query())) == {NATIVE.key}
+    assert (row.status, row.message) == ("compile_error", "g++ says no")
+
+
+@pytest.mark.parametrize("status", ["timeout", "crash", "out_of_resources"])
+def test_what_a_crowd_may_be_to_blame_for_gets_its_verdict_alone(run, store: SqliteStore, status: str) -> None:
+    script = Script()
+    _, seen = run(script, pool=Pool(script, telling({NATIVE: {"status": status, "message": ""}})))
+    assert NATIVE in script.tried
+    assert seen.failed == {}
+    assert store.quarantined(query()) == {}
 
 
 def test_what_the_pool_finds_equal_or_unreachable_is_counted_without_asking(run) -> None:
@@ -80,9 +90,11 @@ def kinds(script: Script) -> list[str]:
 
 def test_on_a_cpu_nothing_is_compiled_in_the_pool_while_the_process_measures(run) -> None:
     script = Script()
-    run(script, pool=Pool(script, lambda plan: {}), effort=replace(EFFORT, trials=7))
+    pool = Pool(script, lambda plan: {})
+    batch = BATCH * pool.size
+    run(script, pool=pool, effort=replace(EFFORT, trials=batch + 1))
     trial = ["try", "time"]
-    assert kinds(script) == ["open", "pool open", *["pool compile"] * 6, *trial * 6, "pool compile", *trial]
+    assert kinds(script) == ["open", "pool open", *["pool compile"] * batch, *trial * batch, "pool compile", *trial]
 
 
 def test_on_another_device_the_pool_compiles_meanwhile(run) -> None:

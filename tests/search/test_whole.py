@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from scripted import EFFORT, GELU, ONE_CANDIDATE, ONE_GROUP, POLICY, A, Script, 
 from stored import program, query, winner
 
 from tuner.cache.sqlite import SqliteStore
-from tuner.errors import DeviceBusy, TunerError, UnsupportedGraph, WorkerDied, WorkerError
+from tuner.errors import DeviceBusy, TunerError, UnsupportedGraph, WorkerDied, WorkerError, WorkerTimeout
 from tuner.lookup.reader import StoreReader
 from tuner.measurement import Winner
 from tuner.plan import Plan
@@ -91,11 +91,11 @@ def test_each_process_finds_the_winners_and_nothing_else_in_its_store(sweep, sto
     script = faster()
     start = script._start
 
-    def starting(threads: int, device: str = "cpu", module: str = "", environment: Mapping[str, str] | None = None) -> Any:
+    def starting(threads: int, device: str = "cpu", module: str = "", environment: Told | None = None) -> Any:
         if environment:
             found.append(served(Path(environment["TUNER_STORE"])))
             assert not Path(environment["TUNER_SOCKET"]).exists()
-        return start(threads, device, module)
+        return start(threads, device, module, environment)
 
     script._start = starting  # type: ignore[assignment]
     sweep(script, up("a"), up("b"))
@@ -188,9 +188,9 @@ def test_winners_that_were_settled_apart_are_judged_together(sweep, store: Sqlit
 
 
 FAILURES: list[tuple[Told, type[TunerError], str]] = [
-    ({"raise": WorkerDied("SIGSEGV")}, WorkerDied, "SIGSEGV"),
-    ({"error": None}, WorkerError, "differ"),
-    ({"error": 11.0}, WorkerError, "differ"),
+    ({"raise": WorkerError("ValueError: no")}, WorkerError, "ValueError"),
+    ({"outcomes": [("a", "fallback")]}, WorkerError, "was not served"),
+    ({"outcomes": []}, WorkerError, "was not served"),
     ({"busy": "load 9.0"}, DeviceBusy, "load 9.0"),
 ]
 
@@ -214,6 +214,26 @@ def test_a_final_of_the_whole_that_cannot_be_held_records_no_winner_of_its_spec_
     (retried,) = sweep(again, up("a")).outcomes
     assert retried.whole.verdict == "confirmed"
     assert {request["process"] for request in again.asked("try")} & {0} == set(), "the screening process had nothing to try"
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        ({"error": None}, "differ"),
+        ({"error": 11.0}, "differ"),
+        ({"raise": WorkerDied("SIGSEGV")}, "SIGSEGV"),
+        ({"raise": WorkerTimeout("hangs")}, "hangs"),
+    ],
+)
+def test_plans_with_which_the_whole_is_wrong_or_dies_are_vetoed_at_once(sweep, store: SqliteStore, told: Told, text: str) -> None:
+    script = faster(whole=lambda spec, process: told)
+    (outcome,) = sweep(script, up()).outcomes
+    assert len(script.asked("open whole")) == 1
+    assert (outcome.whole.verdict, outcome.whole.speedup) == ("vetoed", 0.0)
+    assert text in outcome.whole.evidence["error"]
+    assert served(store) == [Plan()]
+    (again,) = sweep(faster(), up()).outcomes
+    assert (again.progress.phase, again.whole.verdict) == ("settled", "vetoed"), "it is not judged anew"
 
 
 def test_without_patience_a_noisy_whole_is_measured_all_the_same(sweep) -> None:
@@ -248,7 +268,7 @@ def test_two_specs_that_share_a_graph_tune_it_once_and_are_judged_apart(sweep, s
 
 
 def test_a_shared_graph_whose_first_spec_fails_is_not_recorded_by_the_second(sweep, store: SqliteStore) -> None:
-    script = faster(whole=lambda spec, process: {"raise": WorkerDied("SIGSEGV")} if spec == UP else {})
+    script = faster(whole=lambda spec, process: {"raise": WorkerError("no")} if spec == UP else {})
     outcomes = sweep(script, up("shared"), up("shared", DOWN), up("b", DOWN)).outcomes
     assert [one.winner is not None for one in outcomes] == [False, False, True]
     assert winners(store) == {query("b").exact_key: "plan"}
