@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from tuner.measure.device import Device
 from tuner.measure.reference import Reference, seeded
-from tuner.workload.fx import make_inputs
+from tuner.workload.fx import make_inputs, memory_of
 from tuner.workload.graph import Graph
 
 
@@ -20,16 +22,16 @@ class CheckedInputs:
     """
 
     def __init__(self, graph: Graph, module: fx.GraphModule, seed: int, device: Device):
-        self.mutated, self.device = graph.mutated, device
+        self.graph, self.seed, self.mutated, self.device = graph, seed, graph.mutated, device
         self.values = make_inputs(graph, seed)
+        self.sums = self._sums()
         self.originals = {i: self.values[i].clone() for i in self.mutated}
         self.reference = Reference.of(module, self.values, self.mutated, seed)
 
     @property
     def bytes(self) -> int:
         """Memory that the inputs take, shared storage counted once."""
-        storages = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in self.values}
-        return sum(storages.values())
+        return sum(storage.nbytes() for storage in self._storages())
 
     def restore(self) -> None:
         """Puts back what was written."""
@@ -50,5 +52,29 @@ class CheckedInputs:
             self.restore()
 
     def deviation(self, function: Callable[[list[Tensor]], Sequence[Any]]) -> float:
-        """How far one call strays from the reference, in units of the tolerance. Raises what the call raises."""
-        return self.reference.deviation(self.outcome(function))
+        """How far one call strays from the reference, in units of the tolerance. Raises what the call raises.
+
+        Infinitely far is one that writes an input which the graph does not write; the inputs are as before then, too.
+        """
+        try:
+            found = self.reference.deviation(self.outcome(function))
+        finally:
+            if spoiled := self._sums() != self.sums:
+                for value, made in zip(self.values, make_inputs(self.graph, self.seed), strict=True):
+                    memory_of(value).copy_(memory_of(made))
+                # What lies between elements that are apart is nobody's, and other bytes in each that is made.
+                self.sums = self._sums()
+        return math.inf if spoiled else found
+
+    def _sums(self) -> list[int]:
+        """A checksum of each storage: its words of eight bytes, and the bytes that are left over."""
+        sums = []
+        for storage in self._storages():
+            memory = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            words = memory.numel() // 8 * 8
+            sums.append(int(memory[:words].view(torch.int64).sum()) + int(memory[words:].sum()))
+        return sums
+
+    def _storages(self) -> list[torch.UntypedStorage]:
+        """Where the inputs lie, shared storage once."""
+        return list({value.untyped_storage().data_ptr(): value.untyped_storage() for value in self.values}.values())
