@@ -139,7 +139,8 @@ def test_samples_that_scatter_are_seen():
 
 def test_ratios_that_drift_are_seen_but_one_uneven_candidate_costs_no_other():
     steady, uneven = [1.0] * 12, [0.8] * 6 + [1.0] * 6
-    assert unsteady([steady, uneven]) == "the ratios to the default drifted by 25% while measured"
+    assert unsteady([steady, uneven, uneven]) == "the ratios to the default drifted by 25% while measured"
+    assert unsteady([steady, uneven]) is None
     assert unsteady([steady, uneven, steady]) is None
     assert unsteady([steady, uneven, steady, uneven, uneven]) is not None
 

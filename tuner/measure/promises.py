@@ -2,5 +2,5 @@
 
 # What the lower bound of a winner's speed-up must exceed.
 MIN_SPEEDUP = 1.01
-# How often a whole sweep may name a winner that is none: one side of a 95% interval.
+# How often the whole search of one workload may name a winner that is none: one side of a 95% interval.
 FALSE_WINNERS = 0.025

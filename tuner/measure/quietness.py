@@ -216,8 +216,8 @@ def _gpu_disturbance(before: Conditions, after: Conditions) -> str | None:
 def unsteady(times_ms: Sequence[Sequence[float]]) -> str | None:
     """What the samples themselves tell, the default's first, paired by round: why they are not to be trusted; None if they are.
 
-    The default stands for all: it is the same code in every stretch. Of the ratios to it the middle one must hold, so that one
-    candidate that is uneven by itself costs no other.
+    The default stands for all: it is the same code in every stretch. Of the ratios to it, where there are several, the middle one
+    must hold, so that one candidate that is uneven by itself costs no other, and no workload.
     """
     default = times_ms[0]
     if len(default) < MIN_JUDGED_SAMPLES:
@@ -228,7 +228,7 @@ def unsteady(times_ms: Sequence[Sequence[float]]) -> str | None:
     if upper - lower > MAX_SPREAD * middle:
         return f"the middle half of the default's samples spreads over {(upper - lower) / middle:.0%} of their median"
     changes = [_drift([mine / base for mine, base in zip(times, default, strict=True)]) for times in times_ms[1:]]
-    if changes and (change := statistics.median_low(changes)) > MAX_DRIFT:
+    if len(changes) > 1 and (change := statistics.median_low(changes)) > MAX_DRIFT:
         return f"the ratios to the default drifted by {change:.0%} while measured"
     return None
 

@@ -25,7 +25,7 @@ STABLE_WITHIN = 0.02
 MAX_WARM_UP_BLOCKS = 40
 WARM_UP_MS = 500.0
 # The first call of a stretch keeps the device busy this long: clocks that fell while it was idle rise again.
-WAKE_MS = 50.0
+WAKE_MS = 110.0
 # First wait before a noisy stretch is repeated; each further one is twice as long.
 FIRST_WAIT_S = 0.5
 
