@@ -62,7 +62,7 @@ class Script:
     much a plan is slower in the process of this number, counted from 0, for as long as that lives. An answer {"raise": error} is
     raised, as by a lost worker; {"raise when timed": error} when the plan is timed. opening: what differs in the answer to
     "open", by the graph's name. busy: what makes a stretch of these plans untrustworthy, if anything. whole: what differs in the
-    answer to "open whole", with "ms", the times of default and planned, one pair for each process.
+    answer to "open whole", with "ms", the times of default and planned, one pair for each process. limits_s: of each "time".
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Script:
     ):
         self.ms, self.verdict, self.odd, self.opening, self.busy, self.whole = ms, verdict, odd, opening, busy, whole
         self.requests: list[Told] = []
+        self.limits_s: list[float] = []
         self.workers: list[ScriptedWorker] = []
 
     def play(self, monkeypatch: pytest.MonkeyPatch) -> Script:
@@ -116,6 +117,8 @@ class ScriptedWorker:
         assert self.alive, "a worker that was killed cannot be asked"
         assert timeout_s > 0
         self.script.requests.append({**request, "process": self.number})
+        if request["do"] == "time":
+            self.script.limits_s.append(timeout_s)
         answers = {"open": self._open, "try": self._try, "time": self._time, "open whole": self._open_whole}
         return answers[request["do"]](**{name: value for name, value in request.items() if name != "do"})
 
@@ -170,6 +173,8 @@ class ScriptedWorker:
 
     def _time_whole(self, samples: int) -> Told:
         assert self.whole is not None
+        if error := self.whole.get("raise when timed"):
+            self._raising({"raise": error})
         times = {name: noisy(ms, samples) for name, ms in zip(("default", "planned"), self.whole["ms"], strict=True)}
         return {**CONDITIONS, "times": times, "busy": self.whole["busy"]}
 

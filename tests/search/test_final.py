@@ -188,6 +188,12 @@ def test_a_real_winner_that_processes_disagree_on_gets_more_of_them(hold) -> Non
     assert conclude(item.screening, item, POLICY, EFFORT, {}).plan == A
 
 
+def test_what_is_known_closely_enough_to_be_no_winner_gets_no_more_processes(hold) -> None:
+    item = hold(Script(lambda plan: 1 / 1.0105, odd=lambda plan, process: 1 + 0.0003 * (-1) ** process), plans=[A])["a"]
+    assert statuses(item, A) == ["ok"] * LOOKS[0]
+    assert conclude(item.screening, item, POLICY, EFFORT, {}).kind == "default"
+
+
 def test_one_odd_process_does_not_cost_a_real_winner_its_place(hold) -> None:
     item = hold(Script(lambda plan: 0.9, odd=lambda plan, process: 2.2 if process == 1 else 1.0), plans=[A])["a"]
     assert statuses(item, A) == ["ok"] * LOOKS[-1]

@@ -15,9 +15,11 @@ from tuner.cache.sqlite import SqliteStore
 from tuner.errors import DeviceBusy, UnsupportedGraph, WorkerDied, WorkerTimeout
 from tuner.measurement import Policy
 from tuner.plan import Plan
+from tuner.search.screen import MAX_JOBS
 from tuner.search.sweep import plan_sweep, run_sweep
 from tuner.search_spaces.space import Candidate, candidates
 from tuner.workers.process import CHILD
+from tuner.workload.graph import Node
 
 
 def faster(**others: Any) -> Script:
@@ -118,6 +120,14 @@ def test_what_was_measured_on_a_busy_machine_settles_nothing_for_those_who_want_
     assert "busy" not in outcome.winner.evidence
 
 
+def test_a_default_that_was_settled_in_noise_settles_nothing_either(sweep) -> None:
+    noisy = Script(busy=lambda plans: "load 9.0")
+    (outcome,) = sweep(noisy, resolved((GELU,)), effort=replace(EFFORT, patience=0)).outcomes
+    assert (outcome.winner.kind, outcome.winner.evidence["busy"]) == ("default", "load 9.0")
+    (outcome,) = sweep(faster(), resolved((GELU,))).outcomes
+    assert (outcome.winner.plan, "busy" in outcome.winner.evidence) == (A, False)
+
+
 def test_who_wants_the_quarantined_tried_again_wants_the_settled_searched_again(sweep) -> None:
     rules = replace(ONE_CANDIDATE, retry=True)
     sweep(faster(verdict=lambda plan: {"raise": WorkerDied("SIGSEGV")}), resolved((GELU,)))
@@ -184,15 +194,14 @@ def test_an_interrupted_sweep_leaves_no_process_and_keeps_what_was_measured(
     assert plan.outcomes[0].winner is None
 
 
-@pytest.mark.parametrize(("jobs", "made"), [(1, []), (3, [(POLICY.threads, 3, CHILD)])])
-def test_a_pool_compiles_ahead_where_there_are_several_jobs(
-    sweep, monkeypatch: pytest.MonkeyPatch, jobs: int, made: list[Any]
-) -> None:
-    pools: list[Any] = []
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The compile pools that were made, each as (threads, size, device, module); they leave all to the measuring process."""
+    made: list[Any] = []
 
     class Pool:
         def __init__(self, threads: int, size: int, device: str = "cpu", module: str = ""):
-            pools.append((threads, size, module))
+            made.append((threads, size, device, module))
             self.size = size
 
         def open(self, request: Told) -> None: ...
@@ -206,9 +215,36 @@ def test_a_pool_compiles_ahead_where_there_are_several_jobs(
         def __exit__(self, *_: object) -> None: ...
 
     monkeypatch.setattr("tuner.search.sweep.CompilePool", Pool)
+    return made
+
+
+@pytest.mark.parametrize(("jobs", "made"), [(1, []), (3, [(POLICY.threads, 3, "cpu", CHILD)])])
+def test_a_pool_compiles_ahead_where_there_are_several_jobs(sweep, pools: list[Any], jobs: int, made: list[Any]) -> None:
     (outcome,) = sweep(faster(), resolved((GELU,)), rules=replace(ONE_CANDIDATE, jobs=jobs)).outcomes
     assert pools == made
     assert outcome.winner.plan == A
+
+
+@pytest.mark.parametrize(("cores", "size"), [(3, 3), (200, MAX_JOBS)])
+def test_where_nothing_is_said_there_is_a_job_for_each_core_that_this_process_may_use(
+    sweep, pools: list[Any], monkeypatch: pytest.MonkeyPatch, cores: int, size: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
+    sweep(faster(), resolved((GELU,)), rules=replace(ONE_CANDIDATE, jobs=None))
+    assert [made[1] for made in pools] == [size]
+
+
+def test_the_pool_compiles_for_the_device_that_measures(
+    sweep, pools: list[Any], devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.search.sweep.lock_name", lambda device: f"the lock of {device}")
+    asked = resolved((GELU,))
+    on_gpu = Node("input", "", [], {}, ["float32", [4], [1], "cuda"])
+    asked = replace(asked, graph=replace(asked.graph, nodes=(on_gpu,), order=(0,)))
+    sweep(faster(), asked, rules=replace(ONE_CANDIDATE, jobs=2))
+    assert [made[2] for made in pools] == [asked.device]
+    assert asked.device.startswith("cuda")
+    assert devices == [f"the lock of {asked.device}"]
 
 
 def test_the_seconds_of_a_sweep_are_compiling_measuring_and_idle(sweep, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,3 +290,17 @@ def test_a_candidate_that_died_costs_itself(sweep) -> None:
     (outcome,) = sweep(script, resolved((GELU,))).outcomes
     assert (outcome.winner.kind, outcome.error) == ("default", None)
     assert outcome.progress.failed == {"crash": 1}
+
+
+def test_who_was_timed_before_is_waited_for_no_longer_than_that_took(sweep) -> None:
+    """A hang in the race or in a final costs minutes, not the 50 times that an unknown candidate may take."""
+
+    def opening(graph: str) -> Told:
+        return {"call_s": 1.0}
+
+    script = faster(opening=opening)
+    sweep(script, resolved((GELU,)))
+    per_sample = [limit_s / request["samples"] for limit_s, request in zip(script.limits_s, script.asked("time"), strict=True)]
+    screened, *known = per_sample
+    assert len(known) > EFFORT.looks[0]
+    assert max(known) < screened / 2

@@ -190,6 +190,33 @@ def test_what_failed_here_is_counted_once_and_tried_again_on_request(run, store:
     assert (seen.failed, seen.refused) == ({}, {})
 
 
+@pytest.mark.parametrize("status", ["compile_error", "out_of_resources"])
+def test_what_failed_without_harm_is_tried_again_on_the_same_request(run, store: SqliteStore, status: str) -> None:
+    run(Script(verdict=telling({NATIVE: {"status": status, "message": "no"}})))
+    assert store.quarantined(query()) == {}
+    plain, retried = Script(), Script()
+    _, seen = run(plain)
+    assert (plain.tried, seen.failed) == ([], {status: 1})
+    found, seen = run(retried, rules=Rules(retry=True))
+    assert (retried.tried, seen.failed) == ([NATIVE], {})
+    assert NATIVE in plans(found)
+
+
+def test_what_was_measured_in_noise_is_measured_again_for_those_who_want_quiet(run, store: SqliteStore) -> None:
+    careless = replace(EFFORT, patience=0)
+    noisy = Script(taking({NATIVE: 0.5}), busy=lambda plans: "load 9.0" if NATIVE in plans else None)
+    run(noisy, effort=careless, on=bench(patience=0))
+    (row,) = rows(store, NATIVE)
+    assert (row.status, row.provenance["conditions"]["busy"]) == ("ok", "load 9.0")
+    again, careful = Script(), Script(taking({NATIVE: 0.9}))
+    found, _ = run(again, effort=careless, on=bench(patience=0))
+    assert (again.tried, NATIVE in plans(found)) == ([], True)
+    found, seen = run(careful)
+    assert careful.tried == [NATIVE]
+    (best,) = [finalist for finalist in found.passed if finalist.candidate.plan == NATIVE]
+    assert best.ratio == seen.best == pytest.approx(1 / 0.9), "what noise made of it is forgotten"
+
+
 def test_what_was_right_when_screened_and_crashed_in_a_final_does_not_come_back(run, store: SqliteStore) -> None:
     run(Script(taking({NATIVE: 0.5})))
     (row,) = rows(store, NATIVE)
@@ -266,6 +293,8 @@ def test_each_measurement_says_how_it_was_got(run, store: SqliteStore) -> None:
         assert row.realised
         assert row.code_key
     assert {request["seed"] for request in script.asked("open")} == {bench().seed}
+    orders = [request["seed"] for request in script.asked("time")]
+    assert len(set(orders)) == len(orders) > 1, "no stretch repeats another's order"
 
 
 def test_a_failure_keeps_the_text_that_it_left(run, store: SqliteStore) -> None:

@@ -11,6 +11,7 @@ from scripted import EFFORT, GELU, LEAVES, ONE_GROUP, Script, Told, resolved, ta
 from stored import query
 
 from tuner.cache.sqlite import SqliteStore
+from tuner.errors import WorkerTimeout
 from tuner.plan import Plan
 from tuner.search.screen import BATCH
 from tuner.search_spaces.fusion import single_splits
@@ -57,6 +58,28 @@ def test_what_a_crowd_may_be_to_blame_for_gets_its_verdict_alone(run, store: Sql
     assert NATIVE in script.tried
     assert seen.failed == {}
     assert store.quarantined(query()) == {}
+
+
+def test_what_fails_alone_too_has_the_verdict_of_the_process_that_measures(run, store: SqliteStore) -> None:
+    script = Script(verdict=telling({NATIVE: {"raise": WorkerTimeout("endless, alone")}}))
+    _, seen = run(script, pool=Pool(script, telling({NATIVE: {"status": "timeout", "message": "in a crowd"}})))
+    assert seen.failed == {"timeout": 1}
+    assert [row.message for row in store.quarantined(query()).values()] == ["endless, alone"]
+
+
+def test_the_clock_is_looked_at_between_the_candidates_of_a_batch(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("tuner.search.screen.time.monotonic", lambda: now[0])
+
+    def verdict(plan: Plan) -> Told:
+        now[0] += 5.0
+        return {}
+
+    script = Script(verdict=verdict)
+    pool = Pool(script, lambda plan: {})
+    run(script, pool=pool, effort=replace(EFFORT, seconds=5.0 * (BATCH * pool.size - 1)))
+    assert len(script.asked("pool compile")) == BATCH * pool.size
+    assert len(script.tried) == BATCH * pool.size - 1
 
 
 def test_what_the_pool_finds_equal_or_unreachable_is_counted_without_asking(run) -> None:

@@ -14,9 +14,11 @@ from stored import program, query, winner
 from tuner.cache.sqlite import SqliteStore
 from tuner.errors import DeviceBusy, TunerError, UnsupportedGraph, WorkerDied, WorkerError, WorkerTimeout
 from tuner.lookup.reader import StoreReader
+from tuner.measure.statistics import speedup_of
 from tuner.measurement import Winner
 from tuner.plan import Plan
 from tuner.search.sweep import plan_sweep, run_sweep
+from tuner.search.whole import interval
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.space import SPACE_VERSION
 
@@ -115,6 +117,11 @@ def test_what_stays_unclear_takes_all_processes_and_goes_by_its_value(sweep, las
     assert outcome.whole.verdict == verdict
     assert outcome.whole.evidence["processes"] == EFFORT.looks[-1]
     assert (outcome.whole.speedup > 1) == (verdict == "confirmed")
+
+
+def test_its_bounds_hold_for_all_looks_together() -> None:
+    pairs = [([1.0, 1.1, 1.2], [1.0, 1.0, 1.1]), ([1.0, 1.1, 1.0], [0.9, 1.0, 1.0]), ([1.2, 1.1, 1.2], [1.0, 1.1, 1.1])]
+    assert interval(pairs, EFFORT) == speedup_of(pairs, 0.025 / len(EFFORT.looks))
 
 
 def test_a_set_that_costs_next_to_nothing_is_in_order(sweep) -> None:
@@ -234,6 +241,18 @@ def test_plans_with_which_the_whole_is_wrong_or_dies_are_vetoed_at_once(sweep, s
     assert served(store) == [Plan()]
     (again,) = sweep(faster(), up()).outcomes
     assert (again.progress.phase, again.whole.verdict) == ("settled", "vetoed"), "it is not judged anew"
+
+
+def test_a_whole_that_dies_later_on_is_vetoed_too_whatever_was_measured_before(sweep, store: SqliteStore) -> None:
+    dying = {"raise when timed": WorkerDied("SIGSEGV")}
+    script = faster(whole=lambda spec, process: dying if process == 1 else {})
+    (outcome,) = sweep(script, up()).outcomes
+    final = outcome.whole
+    assert (final.verdict, final.speedup, final.speedup_low, final.speedup_high) == ("vetoed", 0.0, 0.0, 0.0)
+    assert (final.evidence["processes"], final.evidence["error"]) == (1, "SIGSEGV")
+    assert final.default_ms == pytest.approx(1.0, rel=0.01), "of the process that lived"
+    assert winners(store) == {query().exact_key: "plan"}
+    assert served(store) == [Plan()]
 
 
 def test_without_patience_a_noisy_whole_is_measured_all_the_same(sweep) -> None:
