@@ -120,11 +120,7 @@ class WorkerTimeout(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """The measuring process ended by itself. out_of_memory: its last words were that memory ran out."""
-
-    def __init__(self, message: str, traceback: str = "", out_of_memory: bool = False):
-        super().__init__(message, traceback)
-        self.out_of_memory = out_of_memory
+    """The measuring process ended by itself."""
 
 
 class DeviceBusy(TunerError):

@@ -1,4 +1,4 @@
-"""The inputs of a check stay what they were: who writes one that the graph only reads is found out, and nobody after him misled."""
+"""The inputs of a check stay what they were: who writes one that the graph only reads is found out, and misleads nobody."""
 
 from __future__ import annotations
 
@@ -29,22 +29,13 @@ PLAIN = meta("float32", 4, 3)
 def checked(*metas: TensorMeta, data: Sequence[InputData] = (), writes: bool = False) -> CheckedInputs:
     """Of a graph that reads all its inputs, returns each one's logical inverse, and writes the first if `writes`."""
     inputs = [Node("input", "", [], {}, one.to_json()) for one in metas]
-    calls = [
-        Node("call", "aten.logical_not.default", [{"node": i}], {}, meta("bool", *one.shape).to_json())
-        for i, one in enumerate(metas)
-    ]
+    made = [meta("bool", *one.shape).to_json() for one in metas]
+    calls = [Node("call", "aten.logical_not.default", [{"node": i}], {}, value) for i, value in enumerate(made)]
     outputs = [{"node": len(metas) + i} for i in range(len(metas))]
     if writes:
         calls.append(Node("call", "aten.mul_.Tensor", [{"node": 0}, 2.0], {}, metas[0].to_json()))
-    nodes = (*inputs, *calls)
-    graph = Graph(
-        "inference",
-        nodes,
-        outputs,
-        tuple(range(len(nodes))),
-        tuple(data) or (UNSEEN,) * len(metas),
-        mutated=(0,) if writes else (),
-    )
+    nodes, seen = (*inputs, *calls), tuple(data) or (UNSEEN,) * len(metas)
+    graph = Graph("inference", nodes, outputs, tuple(range(len(nodes))), seen, mutated=(0,) if writes else ())
     return CheckedInputs(graph, to_fx(graph), SEED, open_device("cpu"))
 
 

@@ -98,8 +98,13 @@ def test_a_failure_keeps_the_end_of_its_text_and_no_frames():
     [
         (WorkerTimeout("no answer"), "timeout"),
         (WorkerDied("ended (SIGSEGV)"), "crash"),
-        (WorkerDied("ended (SIGABRT)", "std::bad_alloc", out_of_memory=True), "out_of_resources"),
+        (WorkerDied("ended (SIGABRT)", "std::bad_alloc"), "out_of_resources"),
         (WorkerError("KeyError", "Traceback"), "crash"),
+        (
+            WorkerError("RuntimeError: DefaultCPUAllocator: can't allocate memory"),
+            "out_of_resources",
+        ),
+        (WorkerTimeout("no answer", "cc1plus: out of memory"), "timeout"),
     ],
 )
 def test_a_lost_worker_is_a_verdict_on_the_candidate(error, status):
@@ -113,6 +118,7 @@ def test_a_lost_worker_is_a_verdict_on_the_candidate(error, status):
         RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
         RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
         RuntimeError("C++ compile error\ncc1plus: out of memory allocating 65536 bytes"),
+        RuntimeError("C++ compile error\ng++: fatal error: Killed signal terminated program cc1plus"),
     ],
 )
 def test_memory_that_ran_out_is_known_by_its_words(error):

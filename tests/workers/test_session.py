@@ -245,7 +245,7 @@ def test_what_limits_are_derived_from_is_told(softmax):
     told = softmax.describe_default()
     found = limits(told)
     assert found.try_s > found.compile_s >= told["compile_s"]
-    assert found.call_s > told["call_s"] > 0
+    assert found.call_s == told["call_s"] > 0
 
 
 def test_a_cold_cache_is_flushed_before_every_call_that_counts(monkeypatch):

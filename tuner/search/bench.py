@@ -20,6 +20,8 @@ from tuner.workers.process import CHILD, START_S, Worker
 from tuner.workers.verdicts import lost
 
 DEFAULT = Plan()
+# Distance between the seeds of two stretches' orders, beyond those of the processes of a sweep.
+ORDERS = 1000
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Bench:
         self.seconds = defaultdict[str, float](float) if seconds is None else seconds
         self._worker: Worker | None = None
         self._resolved: Resolved | None = None
-        self._opened_bytes = self._bytes = 0
+        self._opened_bytes = self._bytes = self._stretches = 0
         self.live: set[str] = set()
         self.default: dict[str, Any] = {}
 
@@ -129,17 +131,24 @@ class Bench:
         """Not live, and not because of a verdict on it."""
         return plan.key not in self.live and (plan.key not in verdicts or verdicts[plan.key]["status"] == "ok")
 
-    def time(self, plans: Sequence[Plan], samples: int) -> Timed:
-        """Samples of live plans and the default. Raises WorkerError; DeviceBusy where the machine was not quiet enough."""
-        calls = (samples + 1) * self.default["repetitions"] * (len(plans) + 1)
-        limit_s = limits(self.default).run_s(calls) * (1 + self.patience)
+    def time(self, plans: Sequence[Plan], samples: int, known: bool = False) -> Timed:
+        """Samples of live plans and the default. known: they were timed before, and are not much slower than the default.
+
+        Raises WorkerError; DeviceBusy where the machine was not quiet enough.
+        """
+        repetitions = self.default["repetitions"]
+        limit_s = limits(self.default).stretch_s(len(plans), samples, repetitions, self.patience, known)
         keys = [plan.key for plan in plans]
+        # Each stretch has an order of its own: repeated, the luck of one would look like evidence.
+        self._stretches += 1
+        order = self.seed + ORDERS * self._stretches
         with self._spent("measuring"):
-            told = self._ask(limit_s, do="time", keys=keys, samples=samples, seed=self.seed, patience=self.patience)
+            told = self._ask(limit_s, do="time", keys=keys, samples=samples, seed=order, patience=self.patience)
         self._bytes = told.get("resident_bytes", 0)
         if told.get("busy") and self.patience:
             raise DeviceBusy(told["busy"])
-        return Timed(told["times"], told.get("conditions", {}))
+        busy = {"busy": told["busy"]} if told.get("busy") else {}
+        return Timed(told["times"], {**told.get("conditions", {}), **busy})
 
     def time_each(self, wanted: Sequence[tuple[Plan, Groups | None]], samples: int) -> dict[str, Timed | dict[str, Any]]:
         """For each live plan, by its key, what `time` says: of all together, or one by one where the worker is lost over them.
@@ -147,7 +156,7 @@ class Bench:
         A plan over which it is lost alone gets a verdict instead.
         """
         try:
-            timed = self.time([plan for plan, _ in wanted], samples)
+            timed = self.time([plan for plan, _ in wanted], samples, known=True)
             return {plan.key: timed for plan, _ in wanted}
         except WorkerError as error:
             if len(wanted) == 1:

@@ -38,7 +38,7 @@ def race(bench: Bench, screening: Screening, store: Store, effort: Effort, progr
     conditions: dict[str, Any] = {}
 
     def heat(keys: Sequence[str], rounds: int) -> dict[str, list[float]]:
-        timed = bench.time([by_key[key].candidate.plan for key in keys if key != DEFAULT.key], rounds)
+        timed = bench.time([by_key[key].candidate.plan for key in keys if key != DEFAULT.key], rounds, known=True)
         conditions.update(timed.conditions)
         for key, times in timed.times.items():
             samples[key] += times

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tuner.answer import digest_of_plans
 from tuner.cache.sqlite import SqliteStore
 from tuner.canonical import named_fields
-from tuner.errors import DeviceBusy, WorkerError
+from tuner.errors import DeviceBusy, WorkerDied, WorkerError, WorkerTimeout
 from tuner.measure.promises import FALSE_WINNERS
 from tuner.measure.statistics import Speedup, median_ratio, speedup_of
 from tuner.measurement import Policy, ProgramFinal, Winner
@@ -27,6 +27,9 @@ from tuner.workers.process import START_S, Worker
 MAX_LOSS = 0.99
 # In units of the tolerance of whole graphs: two compilations are compared here, and each may be off by as much as was allowed.
 MAX_ERROR = 10.0
+
+# Milliseconds for the look-ups of such a process: a loaded machine is no reason to judge the default in place of the plans.
+DEADLINE_MS = "30000"
 
 Pair = tuple[Sequence[float], Sequence[float]]
 
@@ -43,26 +46,35 @@ def hold_whole_final(
 
     graphs: all of the callable's; winners: by exact-match key, none where the default is in force. In as many fresh processes as
     `effort.looks` asks for until the verdict is clear; each compiles from a store that holds nothing but these winners, as a
-    user's process would.
-    Raises WorkerError, DeviceBusy.
+    user's process would. Plans with which the outputs are others, or the process dies, are vetoed at once, and their
+    speed-up is told as 0. Raises WorkerError for what else goes wrong, also where a process was not served them; DeviceBusy.
     """
     programs = programs_of(graphs)
+    keys = {graph.query.workload_key for graph in graphs if _has_plan(graph, winners)}
     pairs: list[Pair] = []
     conditions: list[dict[str, Any]] = []
+    wrong = ""
     with _store_of(spec, programs, winners) as environment:
         for process in range(effort.looks[-1]):
             if process in effort.looks and clear_verdict(pairs, effort) is not None:
                 break
-            timed = _one_process(spec, graphs[0], policy, effort, process, environment)
+            try:
+                timed = _one_process(spec, graphs[0], keys, policy, effort, process, environment)
+            # Of those who get these plans, each would be the next.
+            except (WorkerTimeout, WorkerDied) as error:
+                timed = {"wrong": str(error)}
+            if wrong := timed["wrong"]:
+                break
             pairs.append((timed["times"]["default"], timed["times"]["planned"]))
             conditions.append(timed["conditions"])
-    speedup = interval(pairs, effort)
-    verdict = clear_verdict(pairs, effort) or ("vetoed" if speedup.value < 1.0 else "confirmed")
+    speedup = Speedup(0.0, 0.0, 0.0) if wrong else interval(pairs, effort)
+    verdict = "vetoed" if wrong else clear_verdict(pairs, effort) or ("vetoed" if speedup.value < 1.0 else "confirmed")
     evidence = {
         "processes": len(pairs),
-        "samples_per_process": len(pairs[0][0]),
+        "samples_per_process": effort.final_samples,
         "speedup_by_process": [median_ratio(*pair) for pair in pairs],
         "conditions": conditions,
+        **({"error": wrong} if wrong else {}),
     }
     return [
         ProgramFinal(
@@ -72,8 +84,8 @@ def hold_whole_final(
             speedup=speedup.value,
             speedup_low=speedup.low,
             speedup_high=speedup.high,
-            default_ms=median(ms for pair in pairs for ms in pair[0]),
-            planned_ms=median(ms for pair in pairs for ms in pair[1]),
+            default_ms=median(ms for pair in pairs for ms in pair[0]) if pairs else 0.0,
+            planned_ms=median(ms for pair in pairs for ms in pair[1]) if pairs else 0.0,
             policy=policy,
             evidence=evidence,
             provenance=provenance(),
@@ -111,6 +123,11 @@ def plans_of(graphs: Sequence[Resolved], winners: Mapping[str, Winner]) -> str:
     return digest_of_plans({key: (winners[key].plan, winners[key].groups) for key in keys})
 
 
+def _has_plan(graph: Resolved, winners: Mapping[str, Winner]) -> bool:
+    winner = winners.get(graph.query.exact_key)
+    return winner is not None and not winner.plan.is_default
+
+
 @contextmanager
 def _store_of(spec: str, programs: Mapping[Query, Sequence[Resolved]], winners: Mapping[str, Winner]) -> Iterator[dict[str, str]]:
     """The environment of a process that finds these winners and nothing else."""
@@ -121,19 +138,34 @@ def _store_of(spec: str, programs: Mapping[Query, Sequence[Resolved]], winners: 
                 store.add_program(program, [graph.query for graph in made], spec)
             for winner in winners.values():
                 store.record_winner(winner)
-        yield {"TUNER_STORE": str(path), "TUNER_SOCKET": str(Path(folder) / "none.sock"), "TUNER_DISABLE": ""}
+        yield {
+            "TUNER_STORE": str(path),
+            "TUNER_SOCKET": str(Path(folder) / "none.sock"),
+            "TUNER_DISABLE": "",
+            "TUNER_DEADLINE_MS": DEADLINE_MS,
+            # Where a compile cache answers, nobody sees what is served.
+            "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+            "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+        }
 
 
 def _one_process(
-    spec: str, first: Resolved, policy: Policy, effort: Effort, process: int, environment: dict[str, str]
+    spec: str, first: Resolved, planned: set[str], policy: Policy, effort: Effort, process: int, environment: dict[str, str]
 ) -> dict[str, Any]:
+    """planned: keys of the graphs that have to be served a plan. wrong: how the outputs differ, "" where they do not."""
     with Worker(policy.threads, first.device, environment=environment) as worker:
         ambient = named_fields(first.query.ambient)
         told = worker.ask(START_S + OPEN_S, do="open whole", spec=spec, ambient=ambient, policy=policy.fields())
+        served = {key for key, outcome in told["outcomes"] if outcome == "served"}
+        if missing := sorted(planned - served):
+            raise WorkerError(
+                f"{spec}: the plan of graph {missing[0][:12]} was not served to a process of its own: {told['outcomes']}"
+            )
         if told["error"] is None or told["error"] > MAX_ERROR:
-            raise WorkerError(f"{spec}: with its plans, its outputs differ from the default's (by {told['error']} tolerances)")
-        limit_s = limits(told).run_s(2 * (effort.final_samples + 1) * told["repetitions"]) * (1 + effort.patience)
+            apart = "beyond measure" if told["error"] is None else f"by {told['error']:.3g} tolerances"
+            return {"wrong": f"its outputs differ from the default's, {apart}"}
+        limit_s = limits(told).stretch_s(1, effort.final_samples, told["repetitions"], effort.patience, known=True)
         timed = worker.ask(limit_s, do="time", keys=[], samples=effort.final_samples, seed=process, patience=effort.patience)
     if timed["busy"] and effort.patience:
         raise DeviceBusy(timed["busy"])
-    return timed
+    return {**timed, "wrong": ""}

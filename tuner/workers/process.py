@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.errors import UnsupportedGraph, WorkerDied, WorkerError, WorkerTimeout
 from tuner.workers.guard import kill, session_of
-from tuner.workers.verdicts import TRACEBACK_CHARACTERS, mentions_memory
+from tuner.workers.verdicts import TRACEBACK_CHARACTERS
 
 # Seconds within which a worker has started: it imports torch, maybe from a slow disk, maybe beside others that do.
 START_S = 120.0
@@ -119,7 +119,7 @@ class Worker:
         words = self._last_words()
         lines = words.strip().splitlines()
         message = f"the measuring process ended ({how})" + (f": {lines[-1][:200]}" if lines else "")
-        return WorkerDied(message, words, out_of_memory=mentions_memory(words))
+        return WorkerDied(message, words)
 
     def _last_words(self) -> str:
         # Since the last request: what was printed over earlier candidates says nothing about this one.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from tuner.errors import WorkerDied, WorkerError, WorkerTimeout, find_cause, one_line
+from tuner.errors import WorkerError, WorkerTimeout, find_cause, one_line
 from tuner.measurement import Status
 
 TRACEBACK_CHARACTERS = 4000
 # What torch, C++, the C++ compiler, the C library and CUDA say when memory ends.
 OUT_OF_MEMORY = (
     *("can't allocate memory", "out of memory", "bad_alloc", "cannot allocate memory", "virtual memory exhausted"),
-    *("memory exhausted", "failed to map segment"),
+    *("memory exhausted", "failed to map segment", "killed signal terminated program"),
 )
 
 
@@ -46,6 +46,6 @@ def lost(error: WorkerError) -> dict[str, Any]:
     status: Status = "crash"
     if isinstance(error, WorkerTimeout):
         status = "timeout"
-    elif isinstance(error, WorkerDied) and error.out_of_memory:
+    elif mentions_memory(f"{error} {error.traceback}"):
         status = "out_of_resources"
     return {"status": status, "message": str(error), "traceback": error.traceback}

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tuner.compilers.inductor.events import report
-from tuner.errors import WorkerError
 from tuner.measure.correctness import deviation
 from tuner.measure.device import Device
 from tuner.measure.timing import measure_stretch, repetitions_for
@@ -25,7 +24,7 @@ WARM_UP_CALLS = 3
 
 
 class Whole:
-    """Raises SpecError; WorkerError where the plans are not what is served, or the two do not agree."""
+    """Raises SpecError, and what compiling or running the callable raises."""
 
     def __init__(self, spec: str, policy: Policy, device: Device):
         self.policy, self.device = policy, device
@@ -43,8 +42,6 @@ class Whole:
             self._put_back(originals)
         self.originals = originals if mutates else None
         self.served = report()["served"]
-        if failed := [graph for graph in self.served if graph.outcome == "fallback"]:
-            raise WorkerError(f"a plan was not applied: {failed[0].reason}")
         self.error = deviation(outcomes[1], outcomes[0])
 
     def _outcome(self, call: Any) -> list[Any]:
@@ -56,7 +53,7 @@ class Whole:
             value.copy_(original)
 
     def describe_default(self) -> dict[str, Any]:
-        """error: how far the two differ, in units of the tolerance. outcomes: of the graphs, as tuner.report() tells them."""
+        """error: how far the two differ, in units of the tolerance, None for infinity. outcomes: (key, outcome) of each graph."""
         started = time.perf_counter()
         self.default(*self.inputs)
         call_s = time.perf_counter() - started
@@ -65,7 +62,7 @@ class Whole:
         if self.originals is not None:
             self._put_back(self.originals)
         self.repetitions = repetitions_for(default_ms, self.policy)
-        outcomes = [[graph.workload_key, graph.outcome, graph.winner] for graph in self.served]
+        outcomes = [[graph.workload_key, graph.outcome] for graph in self.served]
         error = self.error if self.error != float("inf") else None
         return {
             "default_ms": default_ms,
