@@ -32,7 +32,7 @@ class Effort:
 
     @property
     def final_error(self) -> float:
-        """How often one bound of one finalist may fail at one look, so that a whole sweep errs in FALSE_WINNERS of cases."""
+        """How often one bound of one finalist may fail at one look: FALSE_WINNERS of a workload's search, shared among all."""
         return FALSE_WINNERS / (self.finalists * len(self.looks))
 
 

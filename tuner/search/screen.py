@@ -25,7 +25,9 @@ from tuner.workers.verdicts import lost
 
 SEED = 20260
 # Candidates handed to each process of the compile pool at a time: enough to even out, few enough to look at the clock in between.
-BATCH = 3
+BATCH = 2
+# More processes than this want more memory than they save time.
+MAX_JOBS = 16
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,9 @@ def screen(
     without one the measuring process compiles. Raises UnsupportedGraph, WorkerError where the default itself fails, DeviceBusy.
     """
     progress.enter("screening")
-    started = time.monotonic()
     default = bench.open(resolved)
+    # From here on: opening a large graph may take longer than a small effort allows, and is nothing tried.
+    started = time.monotonic()
     stored = store.winner(resolved.query.exact_key)
     run = _Run(bench, resolved, store, effort, progress, rules)
     result = Screening(resolved, default["default_ms"], canonical_groups(default["realised"] or []))
@@ -96,6 +99,8 @@ def screen(
                 queue.appendleft(reached)
             bench.replace_if_leaking()
             progress.notify()
+            if time.monotonic() - started >= effort.seconds:
+                break
     if run.default_samples:
         result.default_ms = sorted(run.default_samples)[len(run.default_samples) // 2]
     result.passed = run.passed
@@ -112,7 +117,7 @@ class _Run:
         quarantined = set(store.quarantined(resolved.query))
         self.quarantined = set[str]() if rules.retry else quarantined
         known = store.measurements(resolved.query.exact_key, "screen", bench.policy.key)
-        self.known = {measurement.plan.key: measurement for measurement in known if measurement.status != "busy"}
+        self.known = {measurement.plan.key: measurement for measurement in known if _counts(measurement, effort, rules)}
         # What was right when screened can have failed since, in a final or elsewhere: then that verdict counts.
         for key in quarantined & set(self.known):
             if rules.retry or self.known[key].status == "ok":
@@ -180,7 +185,9 @@ class _Run:
             made = iter(list(made))
             self.bench.seconds["compiling"] += time.monotonic() - before
         for plan, verdict in made:
-            yield by_key[plan.key], verdict
+            # In a crowd memory and time run short: what failed so gets its verdict from the measuring process, alone.
+            alone = verdict is not None and verdict["status"] in ("timeout", "crash", "out_of_resources")
+            yield by_key[plan.key], None if alone else verdict
 
     def _codes(self) -> Iterable[str]:
         return () if self.rules.own_copies else self.seen_codes
@@ -244,6 +251,13 @@ class _Run:
 def status_of(verdict: dict[str, Any]) -> Status:
     """The status of a candidate that was right once: that it is not realised any more, or refused, is the compiler's failure."""
     return "compile_error" if verdict["status"] in ("not_realised", "refused") else verdict["status"]
+
+
+def _counts(measurement: Measurement, effort: Effort, rules: Rules) -> bool:
+    """Whether a stored trial spares another one: not where the machine was busy, unless that is nothing to this sweep."""
+    if measurement.status != "ok":
+        return measurement.status != "busy" and not rules.retry
+    return not effort.patience or not measurement.provenance.get("conditions", {}).get("busy")
 
 
 def measured(

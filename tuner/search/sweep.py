@@ -16,7 +16,7 @@ from tuner.search.effort import RANKS, Effort
 from tuner.search.final import conclude, run_finals
 from tuner.search.heats import race
 from tuner.search.progress import Progress
-from tuner.search.screen import SEED, Rules, Screening, screen
+from tuner.search.screen import MAX_JOBS, SEED, Rules, Screening, screen
 from tuner.search.whole import has_callable, hold_whole_final, plans_of, programs_of
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.space import SPACE_VERSION
@@ -81,7 +81,7 @@ def run_sweep(
     rules: Rules | None = None,
     wait: Callable[[str], None] | None = None,
 ) -> None:
-    """Tunes every workload once, equal ones together. `again`: also those that the store has settled for this effort and space.
+    """Tunes every workload once, equal ones together. `again`: also those that the store has settled, see `_settled`.
 
     Holds the device all along. wait: told once, in words, when another process holds it. A graph that cannot be tuned gets an
     error and leaves the others alone. KeyboardInterrupt passes through: what was measured is in the store.
@@ -91,12 +91,13 @@ def run_sweep(
     first: dict[str, Outcome] = {}
     for outcome in sweep.outcomes:
         first.setdefault(outcome.resolved.query.exact_key, outcome)
-    to_tune = {key: outcome for key, outcome in first.items() if again or not _settled(outcome, store, effort)}
+    anew = again or rules.retry
+    to_tune = {key: outcome for key, outcome in first.items() if anew or not _settled(outcome, store, policy, effort)}
     unjudged = any(_needs_final(spec, outcomes, first, store) for spec, outcomes in _by_spec(sweep).items())
-    devices = {outcome.resolved.device for outcome in first.values()} if to_tune or unjudged else set()
+    devices = {lock_name(outcome.resolved.device) for outcome in first.values()} if to_tune or unjudged else set()
     with ExitStack() as held:
         for device in sorted(devices):
-            held.enter_context(hold_device(lock_name(device), wait))
+            held.enter_context(hold_device(device, wait))
         _tune(to_tune, store, policy, effort, rules)
         try:
             _conclude(sweep, first, store, policy, effort)
@@ -108,10 +109,13 @@ def run_sweep(
 
 def _tune(to_tune: Mapping[str, Outcome], store: Store, policy: Policy, effort: Effort, rules: Rules) -> None:
     seconds = {key: outcome.progress.seconds_spent for key, outcome in to_tune.items()}
-    jobs = (os.cpu_count() or 1) if rules.jobs is None else rules.jobs
+    jobs = min(len(os.sched_getaffinity(0)), MAX_JOBS) if rules.jobs is None else rules.jobs
     screenings: dict[str, Screening] = {}
     with _bench(0, policy, effort, rules) as bench, ExitStack() as stack:
-        pool = stack.enter_context(CompilePool(policy.threads, jobs, module=Bench.module)) if jobs > 1 and to_tune else None
+        pool = None
+        if jobs > 1 and to_tune:
+            device = next(iter(to_tune.values())).resolved.device
+            pool = stack.enter_context(CompilePool(policy.threads, jobs, device, Bench.module))
         for key, outcome in to_tune.items():
             with _failing(outcome):
                 bench.seconds = seconds[key]
@@ -253,14 +257,19 @@ def _served(graph: Resolved, store: Store) -> tuple[Winner, int] | None:
     return None if found is None or found[0].plan.key in store.quarantined(graph.query) else found
 
 
-def _settled(outcome: Outcome, store: Store, effort: Effort) -> bool:
-    """Whether the store has a winner of at least this effort over this space that is served; if so, the outcome takes it."""
+def _settled(outcome: Outcome, store: Store, policy: Policy, effort: Effort) -> bool:
+    """Whether the store has a winner of this policy and at least this effort over this space, and serves it: then the outcome's.
+
+    One that was measured on a busy machine settles nothing for those who ask for a quiet one.
+    """
     found = _served(outcome.resolved, store)
     if found is None:
         return False
     winner, generation = found
     if (
         winner.space_version != SPACE_VERSION
+        or winner.policy != policy
+        or (winner.evidence.get("busy") and effort.patience)
         or not {winner.effort, effort.name} <= set(RANKS)
         or RANKS.index(winner.effort) < RANKS.index(effort.name)
     ):
