@@ -224,18 +224,20 @@ def test_a_final_of_the_whole_that_cannot_be_held_records_no_winner_of_its_spec_
 
 
 @pytest.mark.parametrize(
-    ("told", "text"),
+    ("told", "text", "processes"),
     [
-        ({"error": None}, "differ"),
-        ({"error": 11.0}, "differ"),
-        ({"raise": WorkerDied("SIGSEGV")}, "SIGSEGV"),
-        ({"raise": WorkerTimeout("hangs")}, "hangs"),
+        ({"error": None}, "differ", 1),
+        ({"error": 11.0}, "differ", 1),
+        ({"raise": WorkerDied("SIGSEGV")}, "SIGSEGV", 2),
+        ({"raise": WorkerTimeout("hangs")}, "hangs", 2),
     ],
 )
-def test_plans_with_which_the_whole_is_wrong_or_dies_are_vetoed_at_once(sweep, store: SqliteStore, told: Told, text: str) -> None:
+def test_plans_with_which_the_whole_is_wrong_or_dies_twice_are_vetoed(
+    sweep, store: SqliteStore, told: Told, text: str, processes: int
+) -> None:
     script = faster(whole=lambda spec, process: told)
     (outcome,) = sweep(script, up()).outcomes
-    assert len(script.asked("open whole")) == 1
+    assert len(script.asked("open whole")) == processes
     assert (outcome.whole.verdict, outcome.whole.speedup) == ("vetoed", 0.0)
     assert text in outcome.whole.evidence["error"]
     assert served(store) == [Plan()]
@@ -245,7 +247,7 @@ def test_plans_with_which_the_whole_is_wrong_or_dies_are_vetoed_at_once(sweep, s
 
 def test_a_whole_that_dies_later_on_is_vetoed_too_whatever_was_measured_before(sweep, store: SqliteStore) -> None:
     dying = {"raise when timed": WorkerDied("SIGSEGV")}
-    script = faster(whole=lambda spec, process: dying if process == 1 else {})
+    script = faster(whole=lambda spec, process: dying if process in (1, 2) else {})
     (outcome,) = sweep(script, up()).outcomes
     final = outcome.whole
     assert (final.verdict, final.speedup, final.speedup_low, final.speedup_high) == ("vetoed", 0.0, 0.0, 0.0)
@@ -253,6 +255,12 @@ def test_a_whole_that_dies_later_on_is_vetoed_too_whatever_was_measured_before(s
     assert final.default_ms == pytest.approx(1.0, rel=0.01), "of the process that lived"
     assert winners(store) == {query().exact_key: "plan"}
     assert served(store) == [Plan()]
+
+
+def test_one_process_of_the_whole_that_is_killed_from_outside_is_made_up_for(sweep) -> None:
+    script = faster(whole=lambda spec, process: {"raise when timed": WorkerDied("SIGKILL")} if process == 1 else {})
+    (outcome,) = sweep(script, up()).outcomes
+    assert (outcome.whole.verdict, outcome.whole.evidence["processes"]) == ("confirmed", EFFORT.looks[0])
 
 
 def test_without_patience_a_noisy_whole_is_measured_all_the_same(sweep) -> None:

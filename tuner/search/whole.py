@@ -58,11 +58,7 @@ def hold_whole_final(
         for process in range(effort.looks[-1]):
             if process in effort.looks and clear_verdict(pairs, effort) is not None:
                 break
-            try:
-                timed = _one_process(spec, graphs[0], keys, policy, effort, process, environment)
-            # Of those who get these plans, each would be the next.
-            except (WorkerTimeout, WorkerDied) as error:
-                timed = {"wrong": str(error)}
+            timed = _one_that_lives(spec, graphs[0], keys, policy, effort, process, environment)
             if wrong := timed["wrong"]:
                 break
             pairs.append((timed["times"]["default"], timed["times"]["planned"]))
@@ -147,6 +143,18 @@ def _store_of(spec: str, programs: Mapping[Query, Sequence[Resolved]], winners: 
             "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
             "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
         }
+
+
+def _one_that_lives(*told: Any) -> dict[str, Any]:
+    """`_one_process`, once more where it died, for it may have been killed from outside; twice is the fault of the plans."""
+    try:
+        return _one_process(*told)
+    except (WorkerTimeout, WorkerDied):
+        pass
+    try:
+        return _one_process(*told)
+    except (WorkerTimeout, WorkerDied) as error:
+        return {"wrong": str(error)}
 
 
 def _one_process(
