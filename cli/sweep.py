@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli.output import graphs_of, json_option, print_json, settings_for, store_option, winner_json, workload_json
+from tuner.cli.output import (
+    graphs_of,
+    json_option,
+    print_json,
+    settings_for,
+    socket_option,
+    store_option,
+    winner_json,
+    workload_json,
+)
 from tuner.errors import UsageError
 from tuner.search.effort import EFFORTS
 
@@ -46,6 +55,7 @@ WINNER_FIELDS = ("default_ms", "winner_ms", "speedup", "speedup_low", "speedup_h
     help="On a busy machine: wait, then refuse what stays noisy; or measure all the same.",
 )
 @store_option
+@socket_option
 @json_option
 def sweep(
     specs: tuple[str, ...],
@@ -60,6 +70,7 @@ def sweep(
     retry_quarantined: bool,
     when_busy: str,
     store: Path | None,
+    socket: Path | None,
     as_json: bool,
 ) -> None:
     """Tune the graphs of each SPEC and store the winners.
@@ -73,7 +84,7 @@ def sweep(
             raise UsageError(f"{name} must be more than 0, not {value:g}")
     if threads is not None and threads > (os.cpu_count() or 1):
         raise UsageError(f"--threads must be at most {os.cpu_count()}, the number of cores, not {threads}")
-    settings = settings_for(store)
+    settings = settings_for(store, socket)
     import torch
 
     from tuner.cache.sqlite import SqliteStore
@@ -166,7 +177,7 @@ def _raise_what_failed(plan: Sweep) -> None:
     """The exit code: Ctrl-C, else the first workload that could not be tuned."""
     if plan.interrupted:
         measured = sum(outcome.progress.measured for outcome in plan.outcomes)
-        click.echo(f"Interrupted; {measured} measurements are in the store, the next sweep goes on from them", err=True)
+        click.echo(f"Interrupted; {measured} measurements are in the store, the next screening goes on from them", err=True)
         sys.exit(130)
     for outcome in plan.outcomes:
         if outcome.error is not None:

@@ -145,7 +145,9 @@ def result_lines(outcome: Outcome) -> list[str]:
     ]
     if (whole := outcome.whole) is not None:
         lines.append(
-            f"    the whole callable: {whole.default_ms:.3f} ms, with its plans {whole.planned_ms:.3f} ms, "
+            f"    the whole callable: {whole.verdict}, {whole.evidence['error']}"
+            if "error" in whole.evidence
+            else f"    the whole callable: {whole.default_ms:.3f} ms, with its plans {whole.planned_ms:.3f} ms, "
             f"{speedup(whole.speedup, whole.speedup_low, whole.speedup_high)}: {whole.verdict}"
         )
     if p.over_memory is not None and p.over_memory[0] > winner.speedup:

@@ -82,6 +82,16 @@ def test_what_the_options_ask_for(sweep) -> None:
     assert (asked["effort"].patience, asked["effort"].name) == (0, "quick")
 
 
+def test_the_daemon_that_is_asked_to_yield_is_the_one_that_is_named(
+    sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr("tuner.lookup.yielding.ask_to_yield", lambda socket: asked.append(socket) is not None)
+    result, _ = sweep("--socket", str(tmp_path / "named.sock"))
+    assert result.exit_code == 0, result.output
+    assert asked == [tmp_path / "named.sock"]
+
+
 def test_a_budget_of_ones_own_settles_nothing(sweep) -> None:
     _, asked = sweep("--trials", "7", "--seconds", "2.5", "--memory-limit", "1.5")
     effort = asked["effort"]
@@ -156,6 +166,17 @@ def test_the_text_tells_of_a_veto_and_of_what_needs_too_much_memory(sweep) -> No
     result, _ = sweep(ending=ending)
     assert "with its plans 2.150 ms, 0.930x (0.910 to 0.950): vetoed" in result.stdout
     assert "left out for its peak memory, 1.30 times the default's: native aten.silu, about 2.50x as screened" in result.stdout
+
+
+def test_the_text_tells_why_a_whole_was_vetoed_that_was_not_timed(sweep) -> None:
+    def ending(outcomes: list[Outcome]) -> None:
+        won(outcomes)
+        nothing = {"speedup": 0.0, "speedup_low": 0.0, "speedup_high": 0.0, "default_ms": 0.0, "planned_ms": 0.0}
+        outcomes[0].whole = program_final(winner(query("a")), evidence={"error": "it ended (SIGSEGV)"}, **nothing)
+
+    result, _ = sweep(ending=ending)
+    (line,) = [line for line in result.stdout.splitlines() if "SIGSEGV" in line]
+    assert line.strip() == "the whole callable: vetoed, it ended (SIGSEGV)"
 
 
 FAILURES = [

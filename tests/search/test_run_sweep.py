@@ -18,6 +18,7 @@ from tuner.plan import Plan
 from tuner.search.screen import MAX_JOBS
 from tuner.search.sweep import plan_sweep, run_sweep
 from tuner.search_spaces.space import Candidate, candidates
+from tuner.workers.limits import WARM_UP_SAMPLES
 from tuner.workers.process import CHILD
 from tuner.workload.graph import Node
 
@@ -300,7 +301,7 @@ def test_who_was_timed_before_is_waited_for_no_longer_than_that_took(sweep) -> N
 
     script = faster(opening=opening)
     sweep(script, resolved((GELU,)))
-    per_sample = [limit_s / request["samples"] for limit_s, request in zip(script.limits_s, script.asked("time"), strict=True)]
-    screened, *known = per_sample
+    asked = zip(script.limits_s, script.asked("time"), strict=True)
+    screened, *known = [limit_s / (request["samples"] + WARM_UP_SAMPLES) for limit_s, request in asked]
     assert len(known) > EFFORT.looks[0]
     assert max(known) < screened / 2
