@@ -27,7 +27,7 @@ def test_each_kernel_of_the_default_adds_to_the_time_for_compiling():
     assert limits({**QUICK, "realised": [["a leaf"]]}) == limits({**QUICK, "realised": None}) == limits(QUICK)
 
 
-CALL_S = 0.01
+CALL_S = 1.0
 SLOW_CALLS = {**QUICK, "call_s": CALL_S}
 
 
@@ -38,7 +38,7 @@ def stretch_s(candidates: int = 1, samples: int = 10, repetitions: int = 3, pati
 def test_a_stretch_has_time_for_all_its_calls_and_warm_ups_however_often_it_is_repeated():
     """As many samples as `measure_stretch` takes at most, of calls that take what the default's takes."""
     assert limits(QUICK).stretch_s(1, 1, 1, 0, known=True) >= 5
-    for candidates, samples, patience in ((0, 1, 0), (1, 10, 0), (1, 10, 3), (8, 200, 3)):
+    for candidates, samples, patience in ((0, 1, 0), (1, 10, 0), (1, 10, 3), (8, 200, 3), (0, 200, 5)):
         waits_s = FIRST_WAIT_S * (2**patience - 1)
         calls = (candidates + 1) * (samples + MAX_WARM_UP_BLOCKS) * 3 * (patience + 1)
         for known in (False, True):
