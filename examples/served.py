@@ -61,7 +61,7 @@ def main() -> None:
                 "winners": [graph.winner for graph in graphs],
                 "outcomes": [graph.outcome for graph in graphs],
                 "sources": sorted({graph.source for graph in graphs}),
-                "groups_as_stored": bool(graphs) and all(g.realised is not None and g.expected in (g.realised, None) for g in graphs),
+                "groups_as_stored": bool(graphs) and all(g.realised and g.expected in (g.realised, None) for g in graphs),
                 "speedup": speedup.value,
                 "speedup_low": speedup.low,
                 "speedup_high": speedup.high,
