@@ -26,8 +26,9 @@ class ProgramGraph:
 class Store(Protocol):
     """Every measurement and every winner, kept.
 
-    Who may write: the one process that opened the store for writing; it holds the store's lock until `close`, and a second one is
-    refused with StoreBusy. Any number of processes may read beside it. A store object belongs to the thread that made it.
+    Who may write: whoever holds the store's lock, from opening it for writing until `close`: a sweep, or the tuning process of a
+    daemon, one at a time. A second one is refused with StoreBusy; a sweep asks the daemon to yield. The daemon itself only reads,
+    and so may any number of processes. A store object belongs to the thread that made it.
 
     Durable: when a method returns, what it wrote survives the death of the process (SIGKILL included); after a loss of power the
     last few writes may be gone, never half of one.

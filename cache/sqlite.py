@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tuner.cache.contract import ProgramGraph
+from tuner.cache.folder import make_folder
 from tuner.cache.lock import Lock, LockTaken, take_lock
 from tuner.cache.rows import (
     Row,
@@ -60,7 +61,7 @@ class SqliteStore:
                 raise StoreError(f"no store at {path}")
             connection = opened
         else:
-            _make_folder(self.path.absolute().parent)
+            _make_folder_of(self.path)
             check_file(self.path)
             self._lock = _lock_store(self.path)
             try:
@@ -314,12 +315,11 @@ def _insert(connection: sqlite3.Connection, table: str, row: dict[str, Any], con
     return cursor.lastrowid or 0
 
 
-def _make_folder(folder: Path) -> None:
-    """Make `folder` and the missing ones above it, each for this user alone. Raises StoreError."""
+def _make_folder_of(path: Path) -> None:
+    """Make a store's folder. One that is there may be anybody's: what a store says is validated. Raises StoreError."""
+    folder = path.absolute().parent
     try:
-        missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-        for parent in reversed(missing):
-            parent.mkdir(mode=0o700, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise StoreError(f"cannot make the folder {folder} for the store: {error.strerror}") from error
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from stored import GROUPS, KNOB, NATIVE, SPLIT, failed, measurement, program, program_final, query, settled, winner
 
+from tuner.cache.folder import make_folder
 from tuner.cache.lock import take_lock
 from tuner.cache.schema import migrate
 from tuner.cache.sqlite import SqliteStore
@@ -73,6 +74,15 @@ def test_missing_folders_are_made_for_this_user_alone(tmp_path):
     with SqliteStore(path):
         pass
     assert [folder.stat().st_mode & 0o777 for folder in (path.parent, path.parent.parent)] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize(("mode", "alone"), [(0o700, True), (0o755, True), (0o770, False), (0o707, False)])
+def test_whether_others_can_write_to_a_folder_is_told(tmp_path, mode, alone):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a").chmod(mode)
+    assert make_folder(tmp_path / "a") == alone
+    assert make_folder(tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a").stat().st_mode & 0o777 == mode
 
 
 def test_every_table_is_strict(path):
