@@ -1,6 +1,7 @@
 """Stands in for the tuning process: it does what the file `<store>.script` says, and dies with its daemon as the real one does.
 
-done | refused | failed | busy | store   end so, with a reason
+done | refused | failed | crash | busy | store
+                                         end so, with a reason
 hang                                     start a child, write its and the own process id to `<store>.pids`, and never end
 die                                      end by SIGKILL
 exit                                     end with code 3 after a line on standard error

@@ -16,6 +16,7 @@ import pytest
 from missed import report
 
 import tuner.daemon.background as background_module
+import tuner.daemon.jobs as jobs_module
 from tuner.cache.lock import take_lock
 from tuner.cache.sqlite import SqliteStore
 from tuner.daemon.background import Background, TuningSettings
@@ -128,9 +129,33 @@ def test_what_cannot_be_tuned_is_told_and_not_tried_again(store, ended):
     assert not jobs.wants(only(jobs).exact_key, known=False)
 
 
+@pytest.mark.parametrize(("state", "again"), [("refused", True), ("failed", True), ("done", False), ("queued", False)])
+def test_what_was_given_up_is_wanted_again_after_a_day(store, monkeypatch, state, again):
+    add(store)
+    jobs = Jobs(jobs_folder(store))
+    job = jobs.put(replace(only(jobs), state=state))
+    assert not jobs.wants(job.exact_key, known=True)
+    monkeypatch.setattr(jobs_module.time, "time", lambda: job.updated + 24 * 3600)
+    assert jobs.wants(job.exact_key, known=True) == again
+    if again:
+        jobs.add(report())
+        assert (only(jobs).state, only(jobs).attempts) == ("queued", 0)
+
+
+def test_the_next_daemon_forgets_what_the_last_one_gave_up(store):
+    add(store, "refused", "failed", "done", "queued")
+    jobs = Jobs(jobs_folder(store))
+    for job, state in zip(jobs.all(), ("refused", "failed", "done", "queued"), strict=True):
+        jobs.put(replace(job, state=state))
+    jobs.forget_given_up()
+    assert jobs.count() == Jobs(jobs_folder(store)).count() == {"queued": 1, "done": 1}
+    assert jobs.wants(report("refused").program.exact_key, known=False)
+
+
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
+        ("crash", "it was crash, 2 times"),
         ("die", "the tuning process ended (SIGKILL), 2 times"),
         ("exit", "the tuning process ended (exit code 3: Out of luck), 2 times"),
         ("nonsense", "the tuning process talked nonsense and was killed: JSONDecodeError, 2 times"),
@@ -366,3 +391,20 @@ def test_a_fault_of_the_tuner_itself_is_told(store, monkeypatch, caplog):
 
     assert asyncio.run(run()).status()["reason"] == "a fault has ended it: ZeroDivisionError: division by zero"
     assert "the background tuner has ended" in caplog.text
+
+
+def test_a_fault_in_the_midst_of_a_job_is_told_and_puts_the_job_back(store, monkeypatch):
+    add(store)
+    monkeypatch.setattr(Background, "_follow", lambda self, job, process: 1 / 0)
+
+    async def run() -> Background:
+        background = Background(TuningSettings(store, "quick", "measure"), Jobs(jobs_folder(store)))
+        task = asyncio.create_task(background.run())
+        task.add_done_callback(background.ended)
+        await until(lambda: background.waiting)
+        return background
+
+    background = asyncio.run(run())
+    told, job = background.status(), only(background.jobs)
+    assert (told["state"], job.state) == ("waiting", "queued")
+    assert told["reason"] == job.reason == "a fault has ended it: ZeroDivisionError: division by zero"

@@ -8,11 +8,14 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
+from missed import report
 from stored import KNOB, NATIVE, query, winner
 
 from tuner.cache.sqlite import SqliteStore
+from tuner.daemon.jobs import Jobs, jobs_folder
 from tuner.lookup.client import Client
 from tuner.lookup.unix_http import request
 from tuner.settings import Settings
@@ -83,10 +86,39 @@ def test_only_this_user_can_reach_the_socket(daemons):
     assert daemons.socket.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_folder_that_cannot_be_made_is_named(daemons):
+    daemons.socket.parent.touch()
+    code, error = daemons.ended(daemons.start())
+    assert (code, error) == (5, f"Error: cannot make the folder {daemons.socket.parent} for the socket: File exists\n")
+
+
 def test_a_second_daemon_is_told_which_process_has_the_socket(daemons):
     first = daemons.started()
     assert daemons.ended(daemons.start()) == (5, f"Error: socket {daemons.socket} is in use by process {first.pid}\n")
     assert daemons.hello(first)["pid"] == first.pid
+
+
+def test_one_daemon_tunes_for_a_store_others_may_serve_it(daemons):
+    first = daemons.started()
+    second = ("--store", str(daemons.store), "--socket", str(daemons.socket.with_name("e.sock")))
+    code, error = daemons.ended(daemons.start(*second))
+    told = f"process {first.pid} tunes for store {daemons.store} already: `tuner serve --no-tune` only serves it"
+    assert (code, error) == (5, f"Error: {told}\n")
+    assert not daemons.socket.with_name("e.sock").exists()
+    daemons.socket = daemons.socket.with_name("e.sock")
+    daemons.hello(daemons.start(*second, "--no-tune"))
+    first.kill()
+    first.wait()
+    daemons.socket = daemons.socket.with_name("f.sock")
+    daemons.started()
+
+
+def test_what_the_last_daemon_gave_up_is_wanted_of_the_next(daemons, client):
+    jobs = Jobs(jobs_folder(daemons.store))
+    jobs.put(replace(jobs.add(report()), state="refused", reason="another toolchain"))
+    daemons.started()
+    assert client.program(report().program).wanted
+    assert request(daemons.socket, "GET", "/v1/jobs")["jobs"] == []
 
 
 def test_of_many_daemons_started_at_once_one_serves(daemons):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +20,9 @@ import tuner.search.sweep
 from tuner.cache.sqlite import SqliteStore
 from tuner.canonical import named_fields
 from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
-from tuner.daemon.tuning import tune
+from tuner.daemon.tuning import NICENESS, tune
 from tuner.errors import DeviceBusy, SpecError, StoreError, TunerError, WorkerDied
+from tuner.workers import device_lock, guard
 from tuner.workload.miss_report import MissReport
 
 HERE = {"target": cpu_target().fields(), "toolchain": dict(cpu_toolchain())}
@@ -104,7 +107,7 @@ def sweeping(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             "done",
             "0 of 2 graphs have a plan that beats the default; 1 cannot be tuned: random",
         ),
-        ([settled(query()), WorkerDied("it died")], "failed", "it died"),
+        ([settled(query()), WorkerDied("it died")], "crash", "it died"),
         ([WorkerDied("it died"), DeviceBusy("loud")], "busy", "loud"),
     ],
 )
@@ -136,7 +139,7 @@ def test_on_a_busy_machine_it_waits_or_measures_as_told(tmp_path, sweeping, when
 
 
 def test_what_a_sweep_raises_is_told(tmp_path, monkeypatch):
-    raised: list[Exception] = [StoreError("disk full"), WorkerDied("gone"), DeviceBusy("loud")]
+    raised: list[Exception] = [StoreError("disk full"), WorkerDied("gone"), DeviceBusy("loud"), TunerError("odd"), OSError("io")]
 
     def run(*_: Any, **__: Any) -> None:
         raise raised[0]
@@ -146,7 +149,52 @@ def test_what_a_sweep_raises_is_told(tmp_path, monkeypatch):
     while raised:
         ends.append(outcome(tmp_path, from_here())[:2])
         raised.pop(0)
-    assert ends == [("store", "disk full"), ("failed", "WorkerDied: gone"), ("busy", "loud")]
+    assert ends == [
+        ("store", "disk full"),
+        ("crash", "WorkerDied: gone"),
+        ("busy", "loud"),
+        ("failed", "TunerError: odd"),
+        ("failed", "OSError: io"),
+    ]
+
+
+def test_a_fault_of_ours_in_a_sweep_is_not_blamed_on_the_report(tmp_path, monkeypatch):
+    def run(*_: Any, **__: Any) -> None:
+        raise ValueError("ours")
+
+    monkeypatch.setattr(tuner.search.sweep, "run_sweep", run)
+    with pytest.raises(ValueError, match="ours"):
+        outcome(tmp_path, from_here())
+
+
+def test_where_another_process_measures_it_does_not_wait_in_silence(tmp_path, monkeypatch):
+    monkeypatch.setattr(device_lock, "FOLDER", tmp_path / "devices")
+    with device_lock.hold_device("cpu"):
+        ended, reason, _ = outcome(tmp_path, from_here())
+    assert (ended, reason) == ("busy", f"device cpu is held by process {os.getpid()}")
+
+
+NICE = """
+import os, sys
+from pathlib import Path
+from tuner.daemon import tuning
+from tuner.workers import guard
+
+def tune(*_):
+    return "done", f"{os.nice(0)} {guard.AUTOGROUP.exists() and guard.AUTOGROUP.read_text().split()[-1]}"
+
+tuning.tune = tune
+sys.argv[1:] = ["--store", "s", "--report", "r", "--effort", "quick", "--when-busy", "wait", "--parent", str(os.getppid())]
+tuning.main()
+"""
+
+
+def test_it_goes_behind_what_the_user_runs():
+    done = subprocess.run([sys.executable, "-c", NICE], start_new_session=True, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    niceness, of_its_session = json.loads(done.stdout)["reason"].split()
+    expected = str(min(os.nice(0) + NICENESS, 19))
+    assert (niceness, of_its_session) == (expected, expected if guard.AUTOGROUP.exists() else "False")
 
 
 def test_the_report_of_a_program_survives_the_file(tmp_path):

@@ -95,6 +95,9 @@ class Background:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the background tuner has ended", exc_info=error)
             self.waiting = f"a fault has ended it: {one_line(error)}"
+            for job in self.jobs.all():
+                if job.state == "running":
+                    self.jobs.show(put_back(job, self.waiting))
 
     def wake(self) -> None:
         """There is a new job."""

@@ -13,17 +13,21 @@ import os
 import re
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tuner.errors import StoreError
+from tuner.cache.folder import make_folder
+from tuner.cache.lock import LockTaken, take_lock
+from tuner.errors import DaemonError, StoreError
 from tuner.workload.miss_report import MissReport
 
 log = logging.getLogger("tuner.daemon")
 State = Literal["queued", "running", "done", "refused", "failed"]
 STATES: tuple[State, ...] = ("queued", "running", "done", "refused", "failed")
-ENDED: tuple[State, ...] = ("done", "refused", "failed")
+GIVEN_UP: tuple[State, ...] = ("refused", "failed")
+ENDED: tuple[State, ...] = ("done", *GIVEN_UP)
 JOB_NAME = re.compile(r"([0-9a-f]{64})\.json")
 # Jobs that may wait at once, and jobs that have ended and are remembered: the oldest are forgotten first.
 QUEUE_LIMIT = 128
@@ -33,13 +37,15 @@ STATE_LIMIT_BYTES = 64 * 1024
 CRASHES_LIMIT = 2
 BUSY_LIMIT = 8
 BUSY_DELAY_S, BUSY_DELAY_LIMIT_S = 60.0, 3600.0
+# Seconds after which a program that was given up is wanted again: what stood in the way may be gone by then.
+GIVEN_UP_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
 class Job:
     """One program to tune. exact_key: of its query; workload_keys: of its graphs, in order; threads: that it is tuned for.
 
-    attempts: how often it was started; crashes, busy: how often it ended by the end of its process, or by noise. created,
+    attempts: how often it was started; crashes, busy: how often it ended by the end of a process, or by noise. created,
     updated, not_before: seconds since the epoch. reason: why it waits, or how it ended. phase, best: of the graph that is being
     tuned, see `tuner.search.progress`.
     """
@@ -82,8 +88,26 @@ def jobs_folder(store: Path) -> Path:
     return store.with_name(store.name + ".jobs")
 
 
+@contextlib.contextmanager
+def jobs_held(store: Path) -> Iterator[None]:
+    """Meanwhile no other daemon tunes for `store`. Raises DaemonError where one does, or where that cannot be made sure of."""
+    lock = store.with_name(store.name + ".jobs.lock")
+    only_serve = "`tuner serve --no-tune` only serves it"
+    try:
+        make_folder(lock.absolute().parent)
+        held = take_lock(lock)
+    except LockTaken as taken:
+        raise DaemonError(f"{taken.holder} tunes for store {store} already: {only_serve}") from None
+    except OSError as error:
+        raise DaemonError(f"cannot tune for store {store} ({error.strerror}: {lock}): {only_serve}") from error
+    try:
+        yield
+    finally:
+        held.release()
+
+
 class Jobs:
-    """The jobs in `folder`, which is made when the first one comes. One process at a time may use it: the daemon of the store.
+    """The jobs in `folder`, which is made when the first one comes. Only the daemon that holds them (`jobs_held`) changes them.
 
     Files that are no jobs are left alone and counted in `ignored`; a job that was running when the last daemon ended is queued.
     Methods that write raise StoreError where the folder cannot be written; what they would have changed is as it was then.
@@ -117,10 +141,18 @@ class Jobs:
         return next((job for job in self.all() if job.state == "queued" and job.not_before <= now), None)
 
     def wants(self, exact_key: str, known: bool) -> bool:
-        """Whether a report of this program would become a job; one that was tuned is not wanted again while the store has it."""
+        """Whether a report of this program would become a job.
+
+        One that was tuned is not wanted again while the store has it, one that was given up not for a day.
+        """
+        if sum(job.state not in ENDED for job in self._jobs.values()) >= QUEUE_LIMIT:
+            return False
         job = self._jobs.get(exact_key)
-        waiting = sum(job.state not in ENDED for job in self._jobs.values())
-        return (job is None or (job.state == "done" and not known)) and waiting < QUEUE_LIMIT
+        if job is None:
+            return True
+        if job.state == "done":
+            return not known
+        return job.state in GIVEN_UP and time.time() - job.updated >= GIVEN_UP_S
 
     def add(self, report: MissReport) -> Job:
         """Queue the program of `report`. Raises StoreError."""
@@ -151,11 +183,19 @@ class Jobs:
         """The file with the job's program and graphs, as `MissReport.to_json` gives them."""
         return self.folder / f"{job.exact_key}.report"
 
+    def forget_given_up(self) -> None:
+        """Drop what was refused or failed, so that it is wanted again."""
+        self._forget([job for job in self._jobs.values() if job.state in GIVEN_UP])
+
     def _forget_oldest(self) -> None:
         ended = sorted((job for job in self._jobs.values() if job.state in ENDED), key=lambda job: job.updated)
-        for job in ended[: max(0, len(ended) - ENDED_LIMIT)]:
+        self._forget(ended[: max(0, len(ended) - ENDED_LIMIT)])
+
+    def _forget(self, jobs: list[Job]) -> None:
+        for job in jobs:
             del self._jobs[job.exact_key]
-            (self.folder / f"{job.exact_key}.json").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a folder that cannot be written to: it is forgotten for this daemon's time
+                (self.folder / f"{job.exact_key}.json").unlink(missing_ok=True)
 
     def _read(self, path: Path) -> Job | None:
         try:
@@ -171,11 +211,10 @@ class Jobs:
 
     def _make_folder(self) -> None:
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = self.folder.stat()
+            private = make_folder(self.folder)
         except OSError as error:
             raise StoreError(f"cannot make the folder {self.folder} for jobs: {error.strerror}") from error
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        if not private:
             raise StoreError(f"others can write to {self.folder}: no job is kept there")
 
     def _write(self, path: Path, text: str) -> None:

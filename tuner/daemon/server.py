@@ -16,10 +16,11 @@ from typing import Any
 
 import uvicorn
 
+from tuner.cache.folder import make_folder
 from tuner.cache.lock import Lock, LockTaken, take_lock
 from tuner.daemon.app import create_app
 from tuner.daemon.background import Background, TuningSettings
-from tuner.daemon.jobs import Jobs, jobs_folder
+from tuner.daemon.jobs import Jobs, jobs_folder, jobs_held
 from tuner.errors import DaemonError
 from tuner.lookup.reader import StoreReader
 
@@ -36,16 +37,22 @@ def serve(
     announce: called once with store, generation, socket and pid, when the socket is there. tuning: how to tune what is reported
     as unknown; None not to.
 
-    Raises DaemonError where the socket is in use or cannot be made, StoreError where the store is there and cannot be read.
+    Raises DaemonError where the socket is in use or cannot be made, or another daemon tunes for the store; StoreError where the
+    store is there and cannot be read.
     """
     generation = StoreReader(store).generation()
-    with _listening(socket_path) as listener:
+    alone = contextlib.nullcontext() if tuning is None else jobs_held(store)
+    with _listening(socket_path) as listener, alone:
         announce({"store": str(store.absolute()), "generation": generation, "socket": str(socket_path), "pid": os.getpid()})
         asyncio.run(_serve(store, listener, tuning))
 
 
 async def _serve(store: Path, listener: socket.socket, tuning: TuningSettings | None) -> None:
-    background = None if tuning is None else Background(tuning, Jobs(jobs_folder(store)))
+    background = None
+    if tuning is not None:
+        background = Background(tuning, Jobs(jobs_folder(store)))
+        # this daemon may have another toolchain than the last one
+        background.jobs.forget_given_up()
     config = uvicorn.Config(
         create_app(store, background),
         http="h11",
@@ -119,11 +126,10 @@ def _listening(path: Path) -> Iterator[socket.socket]:
 def _private_folder(folder: Path) -> None:
     """Make `folder` for this user alone; one that is there must not be writable by others. Raises DaemonError."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
+        private = make_folder(folder)
     except OSError as error:
         raise DaemonError(f"cannot make the folder {folder} for the socket: {error.strerror}") from error
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+    if not private:
         raise DaemonError(f"others can write to {folder}: put the socket in a folder of your own (mode 0700) with --socket")
 
 

@@ -3,8 +3,9 @@
     python -P -m tuner.daemon.tuning --store PATH --report PATH --effort quick --when-busy wait --parent PID
 
 It says on standard output how it gets on, one JSON object a line: {"phase", "best"} of the graph that is being tuned, and in the
-end {"ended", "reason"}. ended: "done", "refused" (this machine or process cannot tune it, and never will), "failed", "busy" (the
-machine was too loud), "store" (the store cannot be written now). It dies with the daemon that started it.
+end {"ended", "reason"}. ended: "done", "refused" (it cannot be tuned here), "failed", "crash" (a measuring process failed, which
+may be no fault of the job), "busy" (the machine was too loud, or another process measured), "store" (the store cannot be written
+now). It dies with the daemon that started it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from tuner.search.effort import Effort
     from tuner.search.sweep import Sweep
 
+# Half way to the lowest priority: behind all that the user runs, but not at a standstill.
+NICENESS = 10
 Tell = Callable[[dict[str, Any]], None]
 
 
@@ -38,6 +41,9 @@ def main() -> None:
     parser.add_argument("--when-busy", choices=("wait", "measure"), required=True)
     parser.add_argument("--parent", type=int, required=True)
     told = parser.parse_args()
+    # Nobody waits for what is compiled and measured here, but users do for what they run meanwhile: that goes first. All that is
+    # started from here inherits it, and the guards pass it on to their sessions.
+    os.nice(NICENESS)
     fork_guarded(told.parent)
     # What compilers print must not get between the lines that the daemon reads.
     lines = os.fdopen(os.dup(1), "w", buffering=1)
@@ -59,17 +65,21 @@ def tune(store: Path, report: Path, effort: str, when_busy: str, tell: Tell) -> 
         chosen = replace(chosen, patience=0)
     try:
         miss = MissReport.from_json(json.loads(report.read_text()))
-        program = miss.program
-        settle_in(program)
-        return _sweep(miss, store, chosen, tell)
+        settle_in(miss.program)
     except UnsupportedGraph as error:
         return "refused", str(error)
+    except (SpecError, ValueError) as error:
+        return "refused", f"the report cannot be used: {error}"
+    except OSError as error:
+        return "failed", one_line(error)
+    try:
+        return _sweep(miss, store, chosen, tell)
     except StoreError as error:
         return "store", str(error)
     except DeviceBusy as error:
         return "busy", str(error)
-    except (SpecError, ValueError) as error:
-        return "refused", f"the report cannot be used: {error}"
+    except WorkerError as error:
+        return "crash", one_line(error)
     except (TunerError, OSError) as error:
         return "failed", one_line(error)
 
@@ -107,7 +117,8 @@ def _sweep(miss: MissReport, store: Path, effort: Effort, tell: Tell) -> tuple[s
     sweep = plan_sweep(workloads, effort, lambda: _tell_progress(sweep, tell))
 
     def wait(for_what: str) -> None:
-        tell({"phase": for_what, "best": 1.0})
+        # The daemon looks again later, and can yield meanwhile; who waits here in silence is taken for hung.
+        raise DeviceBusy(for_what)
 
     with SqliteStore(store) as opened:
         run_sweep(sweep, opened, Policy.for_cpu(miss.threads), effort, again=False, wait=wait)
@@ -124,7 +135,7 @@ def _tell_progress(sweep: Sweep, tell: Tell) -> None:
 def _ending(sweep: Sweep) -> tuple[str, str]:
     errors = [outcome.error for outcome in sweep.outcomes if outcome.error is not None]
     won = sum(outcome.winner is not None and outcome.winner.kind == "plan" for outcome in sweep.outcomes)
-    for kind, ended in ((DeviceBusy, "busy"), (WorkerError, "failed")):
+    for kind, ended in ((DeviceBusy, "busy"), (WorkerError, "crash")):
         if found := [error for error in errors if isinstance(error, kind)]:
             return ended, str(found[0])
     if len(errors) == len(sweep.outcomes):

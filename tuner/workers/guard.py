@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -27,6 +28,9 @@ AWAITED = (signal.SIGCHLD, PARENT_ENDED, signal.SIGTERM)
 BLOCKED = (*AWAITED, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Seconds after which the guard looks though nothing woke it, should a signal get lost.
 LOOK_S = 1.0
+# Of all processes of the system, one may write to its own in a tenth of a second; seconds that it is tried for.
+AUTOGROUP = Path("/proc/self/autogroup")
+AUTOGROUP_S = 2.0
 
 
 def fork_guarded(parent: int) -> None:
@@ -52,6 +56,7 @@ def fork_guarded(parent: int) -> None:
     if os.getppid() != guard:
         os._exit(1)
     _own_group(os.getpid())
+    _pass_niceness_on(guard)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -62,6 +67,22 @@ def _own_group(worker: int) -> None:
         os.setpgid(worker, worker)
     except OSError:
         pass
+
+
+def _pass_niceness_on(guard: int) -> None:
+    """Makes the guard's session as nice as this process, if it leads one.
+
+    Where Linux shares the processor out between sessions (its autogroups, see sched(7)), niceness counts within one only.
+    """
+    niceness, end = os.nice(0), time.monotonic() + AUTOGROUP_S
+    while niceness > 0 and os.getsid(0) == guard and time.monotonic() < end:
+        try:
+            AUTOGROUP.write_text(str(niceness))
+            return
+        except BlockingIOError:  # another process was first
+            time.sleep(0.05)
+        except OSError:
+            return
 
 
 def _guard(worker: int, parent: int) -> NoReturn:
