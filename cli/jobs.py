@@ -12,6 +12,7 @@ from tuner.cli.output import SHORT_KEY, json_option, print_json, print_table, se
 from tuner.cli.status import ask_if_there
 
 NO_DAEMON = "no daemon serves this store: `tuner serve` starts one"
+NOT_TUNING = "the daemon that serves this store was told not to tune (--no-tune)"
 
 
 @click.command(short_help="Show the programs that the daemon tunes in the background.")
@@ -31,9 +32,12 @@ def jobs(store: Path | None, socket: Path | None, as_json: bool) -> None:
     answer = ask_if_there(settings.socket, "jobs")
     if answer is None:
         kept = Jobs(jobs_folder(settings.store))
-        answer = {"jobs": [job.to_json() for job in kept.all()], "ignored": kept.ignored, "tuning": None}
+        answer = {"jobs": [job.to_json() for job in kept.all()], "ignored": kept.ignored}
+        in_the_way = NO_DAEMON
+    else:
+        in_the_way = NOT_TUNING if answer["tuning"] is None else answer["tuning"]["reason"]
     now = time.time()
-    shown = [_shown(job, answer["tuning"], now) for job in answer["jobs"]]
+    shown = [_shown(job, in_the_way, now) for job in answer["jobs"]]
     if as_json:
         print_json({"jobs": shown, "ignored": answer["ignored"]})
         return
@@ -46,11 +50,10 @@ def jobs(store: Path | None, socket: Path | None, as_json: bool) -> None:
         click.echo(f"{answer['ignored']} files beside the store are no jobs and are ignored", err=True)
 
 
-def _shown(job: dict[str, Any], tuning: dict[str, Any] | None, now: float) -> dict[str, Any]:
+def _shown(job: dict[str, Any], in_the_way: str, now: float) -> dict[str, Any]:
     """A job as it is told: a queued one whose time has not come, or that something is in the way of, is waiting."""
     state, reason = job["state"], job["reason"]
     left_s = job["not_before"] - now
-    in_the_way = NO_DAEMON if tuning is None else tuning["reason"]
     if state == "queued" and left_s > 0:
         state, reason = "waiting", f"{reason}; again in {left_s:.0f} s"
     elif state == "queued" and in_the_way:

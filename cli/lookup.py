@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,6 @@ from tuner.cli.output import (
 )
 from tuner.errors import StoreError
 from tuner.plan import Plan
-from tuner.settings import default_socket
 
 if TYPE_CHECKING:
     from tuner.lookup.client import Client
@@ -48,9 +45,6 @@ def lookup(spec: str, threads: int | None, store: Path | None, as_json: bool) ->
     from tuner.lookup.client import Client
 
     settings = settings_for(store)
-    if store is not None:
-        # a store that is named here is asked for here, whatever TUNER_SOCKET's daemon serves
-        settings = replace(settings, socket=default_socket(store, os.environ))
     with stored_graphs(settings.store) as (forms, find):
         resolved = graphs_of(spec, threads, forms, find)
     client = Client(settings)

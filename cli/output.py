@@ -31,7 +31,7 @@ def store_option(function: Function) -> Function:
 
 
 def socket_option(function: Function) -> Function:
-    text = "The daemon's Unix socket.  [default: $TUNER_SOCKET, else one named for the store]"
+    text = "The daemon's Unix socket.  [default: without --store $TUNER_SOCKET, else one named for the store]"
     return click.option("--socket", type=click.Path(path_type=Path), default=None, help=text)(function)
 
 

@@ -34,7 +34,7 @@ from tuner.cli.show_trials import (
     verdict_of,
 )
 from tuner.errors import SpecError
-from tuner.measurement import STATUSES, Measurement, ProgramFinal, Winner
+from tuner.measurement import STATUSES, Measurement, ProgramFinal, Winner, what_was_wrong
 from tuner.plan import describe_groups
 from tuner.target import Query
 from tuner.workload.graph import is_stored_key
@@ -130,28 +130,43 @@ def summary(spec: str | None, winner: Winner, generation: int) -> dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Final:
+    """What the final of a whole callable said, and whether it is about the plans that are in force."""
+
+    told: ProgramFinal
+    in_force: bool
+
+    @staticmethod
+    def of(store: Store, reader: StoreReader, program: str) -> Final | None:
+        """That of a program by its exact-match key, if there is one."""
+        plans = reader.plans_in_force(program)
+        found = store.program_final(program, plans) or store.program_final(program)
+        return None if found is None else Final(found[0], found[0].plans == plans)
+
+
+@dataclass(frozen=True)
 class Known:
     """What the store knows of one exact match.
 
-    latest: its winner and generation. finals: the latest of each of its programs. withheld: why the plan that won is not served,
-    or empty.
+    latest: its winner and generation. finals: one of each of its programs: the latest of the plans in force, else the latest of
+    other plans. withheld: why the plan that won is not served, or empty.
     """
 
     query: Query
     latest: tuple[Winner, int] | None
     trials: Sequence[Measurement]
     quarantined: Sequence[Measurement]
-    finals: Sequence[ProgramFinal]
+    finals: Sequence[Final]
     withheld: str
 
     @staticmethod
     def of(store: Store, reader: StoreReader, latest: tuple[Winner, int] | None, trials: Sequence[Measurement]) -> Known:
         query = latest[0].query if latest else trials[0].query
         programs = [one.exact_key for one in store.programs_of(query.workload_key) if one.graph_exact_key == query.exact_key]
-        finals = [found[0] for program in dict.fromkeys(programs) if (found := store.program_final(program)) is not None]
+        finals = [final for program in dict.fromkeys(programs) if (final := Final.of(store, reader, program)) is not None]
         withheld = ""
         if latest and latest[0].kind == "plan":
-            answers = [reader.answer(query), *(reader.program(final.query).answers.get(query.exact_key) for final in finals)]
+            answers = [reader.answer(query), *(reader.program(final.told.query).answers.get(query.exact_key) for final in finals)]
             withheld = next((answer.reason for answer in answers if answer and answer.plan.is_default), "")
         return Known(query, latest, trials, list(store.quarantined(query).values()), finals, withheld)
 
@@ -190,19 +205,20 @@ def details(store: Store, known: Known) -> dict[str, Any]:
     }
 
 
-def program_json(final: ProgramFinal) -> dict[str, Any]:
-    """What the final of a whole callable said."""
+def program_json(final: Final) -> dict[str, Any]:
+    told = final.told
     return {
-        "program_key": final.query.workload_key,
-        "verdict": final.verdict,
-        "default_ms": final.default_ms,
-        "planned_ms": final.planned_ms,
-        "speedup": final.speedup,
-        "speedup_low": final.speedup_low,
-        "speedup_high": final.speedup_high,
-        "policy": final.policy.fields(),
-        "evidence": dict(final.evidence),
-        "provenance": dict(final.provenance),
+        "program_key": told.query.workload_key,
+        "in_force": final.in_force,
+        "verdict": told.verdict,
+        "default_ms": told.default_ms,
+        "planned_ms": told.planned_ms,
+        "speedup": told.speedup,
+        "speedup_low": told.speedup_low,
+        "speedup_high": told.speedup_high,
+        "policy": told.policy.fields(),
+        "evidence": dict(told.evidence),
+        "provenance": dict(told.provenance),
     }
 
 
@@ -241,10 +257,12 @@ def winner_lines(winner: Winner, generation: int, known: Known) -> list[tuple[st
     ]
 
 
-def whole(final: ProgramFinal) -> str:
+def whole(final: Final) -> str:
     """The whole callable of a program, in one line."""
-    measured = speedup(final.speedup, final.speedup_low, final.speedup_high)
-    return f"{final.verdict} for program {final.query.workload_key[:SHORT_KEY]}: {measured}"
+    told = final.told
+    why = what_was_wrong(told.evidence) or speedup(told.speedup, told.speedup_low, told.speedup_high)
+    line = f"{told.verdict} for program {told.query.workload_key[:SHORT_KEY]}: {why}"
+    return line if final.in_force else f"latest final, of other plans: {line}"
 
 
 def final_samples(winner: Winner, trials: Sequence[Measurement]) -> str:

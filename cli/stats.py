@@ -27,14 +27,15 @@ def stats(store: Path | None, socket: Path | None, as_json: bool) -> None:
     answer = ask_if_there(settings.socket, "stats")
     if answer is None:
         path = settings.store
-        answer = {"counts": None, "jobs": Jobs(jobs_folder(path)).count(), "stored": StoreReader(path).stats()}
+        kept, stored = Jobs(jobs_folder(path)).count(), StoreReader(path).stats()
+        answer = {"store": str(path.absolute()), "counts": None, "jobs": kept, "stored": stored}
     if as_json:
         print_json(answer)
         return
     if answer["counts"] is not None:
         print_block("look-ups", _lookups(answer["counts"]))
     print_block("jobs", [("by state", by_reason(answer["jobs"]) or "none")])
-    print_block(f"store {settings.store}", _stored(answer["stored"]))
+    print_block(f"store {answer['store']}", _stored(answer["stored"]))
 
 
 def _lookups(counts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -50,7 +51,7 @@ def _lookups(counts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _stored(stored: dict[str, Any]) -> list[tuple[str, str]]:
-    seconds = {name: value for name, value in stored["seconds"].items() if value}
+    seconds = {name: value for name, value in stored["winner_seconds"].items() if value}
     return [
         ("generation", str(stored["generation"])),
         ("size", f"{stored['bytes'] / 1e6:.1f} MB"),
@@ -59,5 +60,5 @@ def _stored(stored: dict[str, Any]) -> list[tuple[str, str]]:
         ("winners", by_reason(stored["winners"]) or "0"),
         ("measurements", by_reason(stored["measurements"]) or "0"),
         ("quarantined", str(stored["quarantined"])),
-        ("time taken", ", ".join(f"{value:.0f} s {name}" for name, value in seconds.items())),
+        ("behind winners", ", ".join(f"{value:.0f} s {name}" for name, value in seconds.items())),
     ]

@@ -139,6 +139,7 @@ class ProgramFinal:
     query: of kind "program". plans: which plans those were (`tuner.answer.digest_of_plans`). verdict: "vetoed" keeps exactly
     these plans from being served to this program. speedup: default time / planned time, with the bounds of its 95% interval.
     default_ms, planned_ms: medians of the final's samples, milliseconds for one call of the whole. evidence: as a winner's.
+    Plans with which the callable is wrong or dies are vetoed with speed-ups of 0; evidence["error"] says what was wrong.
     """
 
     query: Query
@@ -152,3 +153,9 @@ class ProgramFinal:
     policy: Policy
     evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+def what_was_wrong(evidence: Mapping[str, Any]) -> str:
+    """Why a whole callable's plans were vetoed without being timed, in one line; "" where they were timed."""
+    error = evidence.get("error")
+    return f"with its plans {str(error).splitlines()[0][:300]}" if error else ""

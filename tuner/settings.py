@@ -29,9 +29,13 @@ class Settings:
 
     @staticmethod
     def from_environment(environ: Mapping[str, str] = os.environ, store: Path | None = None) -> Settings:
-        """`store`, where given, outranks TUNER_STORE. Raises ValueError on a deadline that is not a positive number."""
+        """`store`, where given, outranks TUNER_STORE, and TUNER_SOCKET too: whose daemon may serve another store.
+
+        Raises ValueError on a deadline that is not a positive number.
+        """
         path = store or Path(environ["TUNER_STORE"] if environ.get("TUNER_STORE") else default_store(environ))
-        socket = Path(environ["TUNER_SOCKET"]) if environ.get("TUNER_SOCKET") else default_socket(path, environ)
+        named = environ.get("TUNER_SOCKET") if store is None else None
+        socket = Path(named) if named else default_socket(path, environ)
         try:
             deadline_ms = float(environ.get("TUNER_DEADLINE_MS") or 250.0)
         except ValueError:

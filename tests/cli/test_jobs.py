@@ -26,12 +26,12 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
 
 @pytest.fixture
 def daemon(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What a daemon would answer, its tuning in this state."""
+    """What a daemon would answer, its tuning in this state; one without a state does not tune."""
     tuning = {"state": "idle", "reason": "", "effort": "quick", "when_busy": "wait", "job": None}
 
     def ask(socket: Path, what: str) -> dict[str, Any]:
         assert what == "jobs"
-        return {"jobs": [job.to_json() for job in jobs.all()], "ignored": 0, "tuning": tuning}
+        return {"jobs": [job.to_json() for job in jobs.all()], "ignored": 0, "tuning": tuning or None}
 
     monkeypatch.setattr("tuner.cli.jobs.ask_if_there", ask)
     return tuning
@@ -86,6 +86,13 @@ def test_without_a_daemon_they_wait_for_one(jobs):
     added(jobs, "a", state="running", phase="race")
     ((_, state, reason),) = rows()
     assert (state, reason) == ("waiting", "no daemon serves this store: `tuner serve` starts one")
+
+
+def test_beside_a_daemon_that_does_not_tune_they_wait_for_one_that_does(jobs, daemon):
+    added(jobs, "a")
+    daemon.clear()
+    ((_, state, reason),) = rows()
+    assert (state, reason) == ("waiting", "the daemon that serves this store was told not to tune (--no-tune)")
 
 
 def test_as_json_they_have_the_words_of_the_interface(jobs, daemon):

@@ -189,8 +189,15 @@ def test_a_store_that_is_named_is_asked_whatever_daemon_the_environment_names(fo
     monkeypatch.setenv("TUNER_SOCKET", str(socket))
     with daemon("--store", str(other), "--socket", str(socket)):
         assert json.loads(run("lookup", "m.py:f", "--json").output)[0]["winner"] == "default"
-        named = json.loads(run("lookup", "m.py:f", "--json", "--store", str(folder / "store.db")).output)
-        assert (named[0]["winner"], named[0]["source"]) == ("plan", "store")
+        assert json.loads(run("stats", "--json").output)["store"] == str(other)
+        named = ("--json", "--store", str(folder / "store.db"))
+        told = json.loads(run("lookup", "m.py:f", *named).output)
+        assert (told[0]["winner"], told[0]["source"]) == ("plan", "store")
+        told = json.loads(run("stats", *named).output)
+        assert (told["store"], told["counts"]) == (str(folder / "store.db"), None)
+        assert run("status", *named).exit_code == 5
+        with_socket = run("stats", *named, "--socket", str(socket))
+        assert json.loads(with_socket.output)["store"] == str(other)
 
 
 def test_without_a_daemon_the_status_says_so_with_exit_code_5(folder):

@@ -207,11 +207,35 @@ def test_the_final_of_the_whole_program_is_shown_and_the_veto_while_it_holds(pat
     assert lines["not"] == "served vetoed for this program: the whole callable measured 0.93x (0.91 to 0.95)"
     (one,) = json.loads(show(path, A[:6], "--json").output)
     assert (one["programs"][0]["verdict"], one["programs"][0]["speedup_high"]) == ("vetoed", 0.95)
-    assert one["programs"][0]["program_key"] == program().workload_key
+    assert (one["programs"][0]["program_key"], one["programs"][0]["in_force"]) == (program().workload_key, True)
+
+
+def test_a_final_of_plans_that_are_in_force_no_more_is_told_apart(path):
+    other = winner(query("a"), Plan(config=(("realize_reads_threshold", 3),)))
     with SqliteStore(path) as store:
-        store.record_winner(winner(query("a"), Plan(config=(("realize_reads_threshold", 3),))))
+        store.record_program_final(program_final(winner(query("a"))))
+        store.record_winner(other)
     (one,) = json.loads(show(path, A[:6], "--json").output)
-    assert (one["withheld"], one["programs"][0]["verdict"]) == (None, "vetoed")
+    assert (one["withheld"], one["programs"][0]["verdict"], one["programs"][0]["in_force"]) == (None, "vetoed", False)
+    assert f"latest final, of other plans: vetoed for program {program().workload_key[:12]}: 0.930x" in show(path, A[:6]).output
+    with SqliteStore(path) as store:
+        store.record_program_final(program_final(other, verdict="confirmed", speedup=1.5, speedup_low=1.25, speedup_high=1.75))
+        store.record_program_final(program_final(winner(query("a"))))
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in show(path, A[:6]).output.splitlines()}
+    assert lines["whole"] == f"confirmed for program {program().workload_key[:12]}: 1.500x (1.250 to 1.750)"
+
+
+def test_a_veto_because_the_outputs_differ_says_so(path):
+    nothing = dict.fromkeys(("speedup", "speedup_low", "speedup_high", "default_ms", "planned_ms"), 0.0)
+    error = "its outputs differ from the default's, by 12 tolerances"
+    with SqliteStore(path) as store:
+        store.record_program_final(program_final(winner(query("a")), **nothing, evidence={"error": error}))
+    why = f"with its plans {error}"
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in show(path, A[:6]).output.splitlines()}
+    assert lines["whole"] == f"vetoed for program {program().workload_key[:12]}: {why}"
+    assert lines["not"] == f"served vetoed for this program: {why}"
+    (one,) = json.loads(show(path, A[:6], "--json").output)
+    assert one["programs"][0]["evidence"] == {"error": error}
 
 
 def test_the_conditions_of_the_final_are_summed_up(path):

@@ -25,7 +25,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fill(path: Path) -> None:
-    spent = {"seconds": {"compiling": 12.0, "measuring": 34.0, "idle": 5.0}}
+    spent = {"seconds": {"compiling": 12.0, "measuring": 34.0}}
     with SqliteStore(path) as store:
         store.add_graph(query("a").workload_key, {})
         store.add_program(program(), [query("a")], "m:f")
@@ -55,6 +55,7 @@ def test_an_empty_store_is_all_zeros(path):
 def test_without_a_daemon_the_store_is_told_of(path):
     fill(path)
     assert lines()[:2] == ["jobs", "by state none"]
+    assert lines()[2] == f"store {path}"
     told = dict(line.split(" ", 1) for line in lines()[3:])
     assert told.pop("size").endswith(" MB")
     assert told == {
@@ -64,7 +65,7 @@ def test_without_a_daemon_the_store_is_told_of(path):
         "winners": "1 default, 1 plan",
         "measurements": "1 crash, 1 ok",
         "quarantined": "1",
-        "time": "taken 12 s compiling, 34 s measuring, 5 s idle",
+        "behind": "winners 12 s compiling, 34 s measuring",
     }
 
 
@@ -74,10 +75,11 @@ def test_with_a_daemon_look_ups_and_jobs_are_told_of_too(path, monkeypatch):
 
     def ask(socket: Path, what: str) -> dict[str, Any]:
         assert what == "stats"
-        return {"counts": counts, "jobs": {"queued": 2, "done": 1}, "stored": StoreReader(path).stats()}
+        told = {"store": "/elsewhere/store.db", "counts": counts, "jobs": {"queued": 2, "done": 1}}
+        return {**told, "stored": StoreReader(path).stats()}
 
     monkeypatch.setattr("tuner.cli.stats.ask_if_there", ask)
-    assert lines()[:8] == [
+    assert lines()[:9] == [
         "look-ups",
         "hits 3 (75%)",
         "misses 1",
@@ -86,6 +88,7 @@ def test_with_a_daemon_look_ups_and_jobs_are_told_of_too(path, monkeypatch):
         "errors 1 bad request",
         "jobs",
         "by state 1 done, 2 queued",
+        "store /elsewhere/store.db",
     ]
     assert json.loads(run("--json").output)["counts"] == counts
 

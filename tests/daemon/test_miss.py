@@ -52,13 +52,13 @@ def test_a_report_becomes_a_job_and_is_wanted_no_more(app, call, jobs):
     assert (status, answer["accepted"], len(jobs.all())) == (200, False, 1)
 
 
-def test_the_jobs_and_their_number_are_told(app, call):
+def test_the_jobs_and_their_number_are_told(path, app, call):
     call(app, "POST", "/v1/miss", report().to_json())
     told = call(app, "GET", "/v1/jobs")[1]
     assert [job["program_key"] for job in told["jobs"]] == [program().workload_key]
     assert told["tuning"]["state"] == "idle"
     stats = call(app, "GET", "/v1/stats")[1]
-    assert stats["jobs"] == {"queued": 1}
+    assert (stats["store"], stats["jobs"]) == (str(path), {"queued": 1})
     assert stats["stored"]["generation"] == 0
 
 

@@ -288,9 +288,9 @@ def test_the_winner_of_an_old_store_that_hung_since_is_not_served(reader, path):
 
 def test_the_numbers_of_a_store(reader, path):
     nothing = dict.fromkeys(("graphs", "programs", "quarantined", "generation", "programs_vetoed", "bytes"), 0)
-    nothing |= {"measurements": {}, "winners": {}, "seconds": {"compiling": 0.0, "measuring": 0.0, "idle": 0.0}}
+    nothing |= {"measurements": {}, "winners": {}, "winner_seconds": {"compiling": 0.0, "measuring": 0.0}}
     assert reader.stats() == nothing
-    spent = {"seconds": {"compiling": 1.5, "measuring": 2.0, "idle": 0.25}}
+    spent = {"seconds": {"compiling": 1.5, "measuring": 2.0}}
     with SqliteStore(path) as store:
         store.add_graph("ab", {})
         store.add_program(program(), [query("a"), query("b")], "m:f")
@@ -299,7 +299,7 @@ def test_the_numbers_of_a_store(reader, path):
         store.add_measurement(measurement(plan=SPLIT, status="busy"))
         for won in (winner(evidence=spent), settled(), winner(query("b"), SPLIT, evidence=spent), winner(query("c"), KNOB)):
             store.record_winner(won)
-        store.record_program_final(program_final(winner()))
+        store.record_program_final(program_final(settled(), winner(query("b"), SPLIT)))
         open_bytes = reader.stats()["bytes"]
     numbers = reader.stats()
     assert open_bytes > numbers["bytes"] == path.stat().st_size
@@ -311,12 +311,57 @@ def test_the_numbers_of_a_store(reader, path):
         "programs_vetoed": 1,
         "measurements": {"busy": 1, "crash": 2, "ok": 2, "wrong": 1},
         "winners": {"default": 1, "plan": 2},
-        "seconds": {"compiling": 3.0, "measuring": 4.0, "idle": 0.5},
+        "winner_seconds": {"compiling": 3.0, "measuring": 4.0},
         "bytes": numbers["bytes"],
     }
+
+
+def test_a_program_counts_as_vetoed_while_the_plans_in_force_are(reader, path):
+    plans = [winner(query("a"), KNOB), winner(query("b"), NATIVE)]
     with SqliteStore(path) as store:
-        store.record_program_final(program_final(winner(), verdict="confirmed"))
-    assert reader.stats()["programs_vetoed"] == 0
+        store.add_program(program(), [query("a"), query("b")], "m:f")
+        store.add_program(program("other"), [query("a")], "m:g")
+        for one in plans:
+            store.record_winner(one)
+        store.record_program_final(program_final(*plans))
+        store.record_program_final(program_final(plans[0], query=program("other"), verdict="confirmed"))
+        assert reader.stats()["programs_vetoed"] == 1
+        # what is said of other plans later changes nothing
+        store.record_program_final(program_final(winner(query("a"), SPLIT), verdict="confirmed"))
+        assert reader.stats()["programs_vetoed"] == 1
+        store.record_winner(winner(query("a"), SPLIT))
+        assert reader.stats()["programs_vetoed"] == 0
+        store.record_winner(plans[0])
+        assert reader.stats()["programs_vetoed"] == 1
+        store.record_program_final(program_final(*plans, verdict="confirmed"))
+        assert reader.stats()["programs_vetoed"] == 0
+
+
+def test_which_plans_are_in_force_is_told_vetoed_or_not(reader, path):
+    assert reader.plans_in_force(program().exact_key) == ""
+    with SqliteStore(path) as store:
+        store.add_program(program(), [query("a"), query("b")], "m:f")
+        assert reader.plans_in_force(program().exact_key) == ""
+        store.record_winner(winner(query("a"), KNOB))
+        in_force = reader.plans_in_force(program().exact_key)
+        assert in_force == reader.program(program()).plans_digest == program_final(winner(query("a"), KNOB)).plans
+        store.record_program_final(program_final(winner(query("a"), KNOB)))
+        assert reader.program(program()).plans_digest == ""
+        assert reader.plans_in_force(program().exact_key) == in_force
+
+
+def test_plans_with_which_the_outputs_are_others_are_vetoed_for_that(reader, path):
+    wrong = {"speedup": 0.0, "speedup_low": 0.0, "speedup_high": 0.0, "evidence": {"error": "its outputs differ\nat x"}}
+    with SqliteStore(path) as store:
+        store.add_program(program(), [query("a")], "m:f")
+        store.record_winner(winner())
+        store.record_program_final(program_final(winner(), **wrong))
+    (answer,) = reader.program(program()).answers.values()
+    assert answer.plan == Plan()
+    assert answer.reason == "vetoed for this program: with its plans its outputs differ"
+    edit(path, "UPDATE program_finals SET evidence = '[['")
+    (answer,) = reader.program(program()).answers.values()
+    assert answer.reason == "vetoed for this program: the whole callable measured 0.00x (0.00 to 0.00)"
 
 
 def test_a_new_winner_is_seen_while_the_writer_is_at_work(reader, path):

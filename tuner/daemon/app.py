@@ -5,7 +5,7 @@
     POST /v1/program   a query of kind "program" -> a program answer (tuner.answer.ProgramAnswer)
     GET  /v1/status    {pid, uptime_s, store, generation, counts, winners, measurements, graphs, tuning}
     GET  /v1/jobs      {jobs, ignored, tuning}: see tuner.daemon.jobs.Job, tuner.daemon.background.Background.status
-    GET  /v1/stats     {counts, jobs, stored}: look-ups since the start, jobs by state, what the store holds
+    GET  /v1/stats     {store, counts, jobs, stored}: its path, look-ups since the start, jobs by state, what the store holds
     POST /v1/miss      a program and its graphs (tuner.workload.miss_report.MissReport) -> {accepted, reason}
     POST /v1/yield     {pid} of a sweep, which is to go first -> {stopped}: whether a job had to stop for it
 
@@ -120,7 +120,7 @@ def create_app(store_path: Path, background: Background | None = None) -> Starle
     async def stats(request: Request) -> dict[str, Any]:
         known = background.jobs if background else Jobs(jobs_folder(store_path))
         stored = await asyncio.to_thread(StoreReader(store_path, STORE_TIMEOUT_S).stats)
-        return {"counts": counts(), "jobs": known.count(), "stored": stored}
+        return {"store": store, "counts": counts(), "jobs": known.count(), "stored": stored}
 
     def counts() -> dict[str, Any]:
         return _outcomes(reader.outcomes) | {"errors": dict(errors)}

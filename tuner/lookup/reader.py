@@ -11,17 +11,18 @@ import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tuner.answer import Answer, ProgramAnswer
+from tuner.answer import Answer, ProgramAnswer, digest_of_plans
 from tuner.errors import PlanError, StoreError
 from tuner.lookup.connection import open_read_only, schema_of
 from tuner.lookup.miss import NO_STORE, UNKNOWN_GRAPH, Miss, explain
 from tuner.lookup.quarantine import why_withheld
 from tuner.lookup.stats import stats
 from tuner.lookup.validate import groups_of, validated
+from tuner.measurement import what_was_wrong
 from tuner.plan import Plan
 from tuner.search_spaces.validate import validate_plan
 from tuner.target import Query
@@ -68,22 +69,23 @@ class StoreReader:
         """
         with self._transaction() as connection:
             generation = _generation(connection) if connection else 0
-            sql = "SELECT graph_exact_key FROM programs WHERE exact_key = ? ORDER BY position"
-            rows = connection.execute(sql, (query.exact_key,)).fetchall() if connection else []
-            if connection is None or not rows:
+            found = _answers_of(connection, query.exact_key, generation) if connection else {}
+            if connection is None or not found:
                 self.outcomes["program_miss"] += 1
                 return ProgramAnswer(
                     False, generation, plans_generation=_plans_generation(connection, query) if connection else 0
                 )
-            found = {key: _winner(connection, key, generation) or _miss(UNSETTLED, generation) for (key,) in rows}
-            answer = ProgramAnswer(True, generation, {key: one for key, (_, one) in found.items()})
-            reason = _veto(connection, query, answer)
+            reason = _veto(connection, query.exact_key, _plans_digest(found))
             if reason is not None:
                 vetoed = "vetoed", Answer(Plan(), "exact", generation, reason)
                 found = {key: pair if pair[1].plan.is_default else vetoed for key, pair in found.items()}
-                answer = ProgramAnswer(True, generation, {key: one for key, (_, one) in found.items()})
             self.outcomes.update(["program_hit", *(outcome for outcome, _ in found.values())])
-            return answer
+            return ProgramAnswer(True, generation, {key: one for key, (_, one) in found.items()})
+
+    def plans_in_force(self, exact_key: str) -> str:
+        """Digest of the plans that a program would be served were there no vetoes; "" for the default throughout."""
+        with self._transaction() as connection:
+            return _plans_digest(_answers_of(connection, exact_key, 0)) if connection else ""
 
     def generation(self) -> int:
         with self._transaction() as connection:
@@ -101,7 +103,7 @@ class StoreReader:
     def stats(self) -> dict[str, Any]:
         """What the store holds, in numbers; see `tuner.lookup.stats.stats`."""
         with self._transaction() as connection:
-            return stats(connection, self.path)
+            return stats(connection, self.path, len(_vetoed(connection)) if connection else 0)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection | None]:
@@ -145,18 +147,38 @@ def _miss(miss: Miss, generation: int) -> Found:
     return miss.outcome, Answer(Plan(), "default", generation, miss.reason)
 
 
-def _veto(connection: sqlite3.Connection, query: Query, answer: ProgramAnswer) -> str | None:
-    """Why the plans of the answer are not to be used together, in one line."""
-    if not answer.plans_digest or schema_of(connection) < 2:
+def _answers_of(connection: sqlite3.Connection, exact_key: str, generation: int) -> dict[str, Found]:
+    """What is known of each graph of a program, vetoes apart, by exact-match key, in order; nothing of an unknown program."""
+    sql = "SELECT graph_exact_key FROM programs WHERE exact_key = ? ORDER BY position"
+    keys = [key for (key,) in connection.execute(sql, (exact_key,))]
+    return {key: _winner(connection, key, generation) or _miss(UNSETTLED, generation) for key in keys}
+
+
+def _plans_digest(found: Mapping[str, Found]) -> str:
+    return digest_of_plans({key: (answer.plan, answer.groups) for key, (_, answer) in found.items()})
+
+
+def _vetoed(connection: sqlite3.Connection) -> list[str]:
+    """Exact-match keys of the programs whose plans in force are vetoed."""
+    if schema_of(connection) < 2:
+        return []
+    keys = [key for (key,) in connection.execute("SELECT DISTINCT exact_key FROM program_finals WHERE verdict = 'vetoed'")]
+    return [key for key in keys if _veto(connection, key, _plans_digest(_answers_of(connection, key, 0)))]
+
+
+def _veto(connection: sqlite3.Connection, exact_key: str, plans: str) -> str | None:
+    """Why a program is not to be served these plans together, in one line."""
+    if not plans or schema_of(connection) < 2:
         return None
     sql = (
-        "SELECT verdict, speedup, speedup_low, speedup_high FROM program_finals WHERE exact_key = ? AND plans = ? "
+        "SELECT verdict, evidence, speedup, speedup_low, speedup_high FROM program_finals WHERE exact_key = ? AND plans = ? "
         "ORDER BY id DESC LIMIT 1"
     )
-    verdict, *speedups = connection.execute(sql, (query.exact_key, answer.plans_digest)).fetchone() or ("none",)
+    verdict, evidence, *speedups = connection.execute(sql, (exact_key, plans)).fetchone() or ("none", "")
     if verdict != "vetoed":
         return None
-    return "vetoed for this program: the whole callable measured {:.2f}x ({:.2f} to {:.2f})".format(*speedups)
+    why = what_was_wrong(_object(evidence)) or "the whole callable measured {:.2f}x ({:.2f} to {:.2f})".format(*speedups)
+    return f"vetoed for this program: {why}"
 
 
 def _answer(row: tuple[Any, ...], generation: int) -> Answer:
@@ -196,9 +218,14 @@ def _explain(connection: sqlite3.Connection, query: Query) -> Miss:
 
 def _fields(connection: sqlite3.Connection, key: str) -> dict[str, Any]:
     row = connection.execute("SELECT json FROM fields WHERE key = ?", (key,)).fetchone()
+    return _object(row[0]) if row else {}
+
+
+def _object(text: str) -> dict[str, Any]:
+    """A stored JSON object; an empty one where it is none."""
     with contextlib.suppress(ValueError, RecursionError):
-        fields = json.loads(row[0]) if row else {}
-        return fields if isinstance(fields, dict) else {}
+        value = json.loads(text)
+        return value if isinstance(value, dict) else {}
     return {}
 
 
