@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from test_arrows import imports, load
 
 import tuner
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
+DISTRIBUTIONS = {"sqlite_utils": "sqlite-utils", "pynvml": "nvidia-ml-py"}
 ROOMS = ("tuner", "cache", "cli", "search_spaces")
 
 
@@ -66,6 +70,17 @@ def test_the_wheel_holds_every_module_and_the_marker_of_types_and_nothing_else(w
     }
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert held == {*modules, "tuner/py.typed"}
+
+
+def test_every_package_that_is_imported_is_a_declared_dependency():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [named for extra, group in project["optional-dependencies"].items() if extra != "test" for named in group]
+    declared = {re.split(r"[^\w.-]", named)[0].lower() for named in (*project["dependencies"], *extras)}
+    modules = load(ROOT)
+    imported = {found.name.split(".")[0] for module in modules for found in imports(module, [one.name for one in modules])}
+    third_party = imported - sys.stdlib_module_names - {"tuner", "__future__"}
+    assert third_party >= {"torch", "click", "pynvml"}
+    assert sorted({DISTRIBUTIONS.get(name, name) for name in third_party} - declared) == []
 
 
 def test_modules_of_the_user_named_like_our_rooms_do_not_collide(user):
