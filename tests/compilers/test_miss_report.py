@@ -106,14 +106,6 @@ def test_of_a_parameter_that_is_no_modules_neither(bench, given):
     assert sorted(seen.runs is not None for seen in graph.data) == [False, True]
 
 
-def test_of_a_large_parameter_a_part_is_looked_at(bench, given, monkeypatch):
-    monkeypatch.setattr(report_module, "PARAMETER_ELEMENTS", 16)
-    bench.run(layer())
-    (graph,) = given[0].graphs
-    bounds = [(seen.low, seen.high) for i, seen in enumerate(graph.data) if i in graph.static_inputs]
-    assert (3.25, 3.25) in bounds
-
-
 def test_it_is_told_once_and_at_the_first_call(bench, given):
     function, inputs = gelu_of_norm()
     bench.new_process()

@@ -83,5 +83,5 @@ def copied(gm: fx.GraphModule) -> fx.GraphModule:
         made._param_name_to_source = sources
     for old, new in zip(gm.graph.find_nodes(op="placeholder"), made.graph.find_nodes(op="placeholder"), strict=True):
         if hasattr(old, "_dynamo_source"):
-            new._dynamo_source = old._dynamo_source  # type: ignore[attr-defined]
+            new._dynamo_source = old._dynamo_source
     return made

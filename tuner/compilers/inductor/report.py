@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,9 +27,8 @@ from tuner.workload.miss_report import NODES_LIMIT, MissReport
 from tuner.workload.seen import seen_in_all
 
 # Seconds that a process may spend on reports, all together: a trace or two of each program, a look at its inputs, the sending.
-BUDGET_S = 10.0
-# Elements of a parameter that are looked at: a program may have billions.
-PARAMETER_ELEMENTS = 1 << 16
+# Past them nothing is begun; what is under way then comes to its end.
+BUDGET_S = 2.0
 
 _spent_s = 0.0
 _lock = threading.Lock()
@@ -102,14 +100,4 @@ def _seen(graph: Graph, inputs: Sequence[Any]) -> tuple[InputData, ...]:
         if [tensor_meta(value) for value in inputs] != [node.value for node in graph.inputs]:
             return (UNSEEN,) * len(graph.inputs)
         parameters = {i for i, value in enumerate(inputs) if isinstance(value, torch.nn.Parameter)} | {*graph.static_inputs}
-        looked_at = [_part(value) if i in parameters else value for i, value in enumerate(inputs)]
-        seen = seen_in_all(looked_at, parameters)
-    # the runs of a part are not those of the whole
-    parts = [part.numel() < value.numel() for part, value in zip(looked_at, inputs, strict=True)]
-    return tuple(replace(data, runs=None) if part else data for data, part in zip(seen, parts, strict=True))
-
-
-def _part(parameter: torch.Tensor) -> torch.Tensor:
-    """As much of a parameter as tells how its values are spread."""
-    large = parameter.numel() > PARAMETER_ELEMENTS and parameter.is_contiguous()
-    return parameter.detach().view(-1)[:PARAMETER_ELEMENTS] if large else parameter
+        return seen_in_all(inputs, parameters)
