@@ -264,6 +264,23 @@ def test_seconds_are_the_budget(run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(script.tried) == 3, "opening the graph is nothing tried"
 
 
+@pytest.mark.parametrize(("hanging", "tried"), [(1, 4), (100, 5)])
+def test_a_candidate_that_hangs_does_not_use_up_the_seconds_of_the_others_unless_many_do(
+    run, monkeypatch: pytest.MonkeyPatch, hanging: int, tried: int
+) -> None:
+    now, hung = [0.0], [0]
+    monkeypatch.setattr("tuner.search.screen.time.monotonic", lambda: now[0])
+
+    def verdict(plan: Plan) -> Told:
+        hung[0] += 1
+        now[0] += 9.0 if hung[0] <= hanging else 4.0
+        return {"raise": WorkerTimeout("hangs")} if hung[0] <= hanging else {}
+
+    script = Script(verdict=verdict)
+    run(script, effort=replace(EFFORT, seconds=10.0))
+    assert len(script.tried) == tried
+
+
 def test_a_smaller_budget_does_not_forget_what_was_found(run) -> None:
     best = Plan(groups=list(single_splits(ONE_GROUP))[-1])
     run(Script(taking({best: 0.5}, 1.1)))

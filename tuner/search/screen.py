@@ -26,6 +26,8 @@ from tuner.workers.verdicts import lost
 SEED = 20260
 # Candidates handed to each process of the compile pool at a time: enough to even out, few enough to look at the clock in between.
 BATCH = 2
+# One bad candidate costs one candidate: what hung is not counted against the seconds, up to so many times as many.
+FORGIVEN = 3
 # More processes than this want more memory than they save time.
 MAX_JOBS = 16
 
@@ -91,7 +93,11 @@ def screen(
     if queue and pool is not None:
         pool.open(open_request(resolved, bench.policy, bench.seed))
     size = 1 if pool is None else BATCH * pool.size
-    while queue and run.trials < effort.trials and time.monotonic() - started < effort.seconds:
+
+    def in_time() -> bool:
+        return time.monotonic() - started - min(run.hung_s, FORGIVEN * effort.seconds) < effort.seconds
+
+    while queue and run.trials < effort.trials and in_time():
         batch = run.admitted(queue, min(size, effort.trials - run.trials))
         for candidate, verdict in run.compiled(pool, batch):
             reached = run.trial(candidate, verdict)
@@ -99,7 +105,7 @@ def screen(
                 queue.appendleft(reached)
             bench.replace_if_leaking()
             progress.notify()
-            if time.monotonic() - started >= effort.seconds:
+            if not in_time():
                 break
     if run.default_samples:
         result.default_ms = sorted(run.default_samples)[len(run.default_samples) // 2]
@@ -127,6 +133,7 @@ class _Run:
         self.passed: list[Finalist] = []
         self.default_samples: list[float] = []
         self.trials = 0
+        self.hung_s = 0.0
         for measurement in self.known.values():
             self._count(Candidate(measurement.label, measurement.plan), measurement)
 
@@ -182,8 +189,12 @@ class _Run:
         made = pool.compile(jobs, sorted(self._codes()), self.bench.default)
         if self.resolved.device == "cpu":
             before = time.monotonic()
-            made = iter(list(made))
-            self.bench.seconds["compiling"] += time.monotonic() - before
+            told = list(made)
+            elapsed_s = time.monotonic() - before
+            self.bench.seconds["compiling"] += elapsed_s
+            if any(verdict is not None and verdict["status"] == "timeout" for _, verdict in told):
+                self.hung_s += elapsed_s
+            made = iter(told)
         for plan, verdict in made:
             # In a crowd memory and time run short: what failed so gets its verdict from the measuring process, alone.
             alone = verdict is not None and verdict["status"] in ("timeout", "crash", "out_of_resources")
@@ -194,6 +205,14 @@ class _Run:
 
     def trial(self, candidate: Candidate, compiled: dict[str, Any] | None) -> Candidate | None:
         """Tries one candidate. The answer, if any, is the grouping that the compiler made instead, to be tried next."""
+        timeouts, before = self.progress.failed["timeout"], time.monotonic()
+        try:
+            return self._trial(candidate, compiled)
+        finally:
+            if self.progress.failed["timeout"] > timeouts:
+                self.hung_s += time.monotonic() - before
+
+    def _trial(self, candidate: Candidate, compiled: dict[str, Any] | None) -> Candidate | None:
         plan = candidate.plan
         verdict = compiled
         if verdict is None or verdict["status"] == "ok":
