@@ -312,3 +312,16 @@ def test_an_element_that_is_not_written_is_noticed(numbers, forgotten):
         right, wrong = call(every), call(most)
     assert reference.deviation(right) < 1
     assert reference.deviation(wrong) > 1
+
+
+def test_a_native_op_is_as_good_as_eager_where_eager_runs_it_undecomposed():
+    graph = captured(lambda x: functional.gelu(functional.layer_norm(x, (256,))), drawn(64, 256))
+    assert graph.native_form is not None
+    for seed in range(3):
+        inputs, native = make_inputs(graph, seed), to_fx(graph.native_form)
+        users = outcome(lambda values, native=native: fx.Interpreter(native).run(*values), inputs)
+        alone = Reference.of(to_fx(graph), inputs, (), seed).deviation(users)
+        known = Reference.of(to_fx(graph), inputs, (), seed, native)
+        assert known.deviation(users) <= min(alone, 0.5)
+        assert known.deviation([one_wrong(users[0])]) > 1
+        assert known.deviation([users[0] * 1.01]) > 1

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
 from tuner.errors import one_line
-from tuner.measure.correctness import Expected, deviation_of, expect
+from tuner.measure.correctness import Expected, deviation_of, excusing, expect
 from tuner.workload.fx import memory_of, written_arguments
 
 # What float64 stands for. Float8 is not in it: who converts to that quantises, and the rounding is part of the result.
@@ -38,11 +38,18 @@ class Reference:
         self.checkable = expected is not None
 
     @staticmethod
-    def of(module: fx.GraphModule, inputs: Sequence[Tensor], mutated: Sequence[int], seed: int) -> Reference:
+    def of(
+        module: fx.GraphModule,
+        inputs: Sequence[Tensor],
+        mutated: Sequence[int],
+        seed: int,
+        native: fx.GraphModule | None = None,
+    ) -> Reference:
         """Runs `module`, a post-AOTAutograd graph of tensors, eagerly and in float64 on copies of what it writes.
 
-        mutated: positions of the inputs that it writes. seed: what `compare_with` is to be told an outcome of, see `seeded`.
-        Raises what eager raises.
+        mutated: positions of the inputs that it writes. native: the same graph with ops undecomposed, as eager runs a user's
+        model: a library's kernel may be less exact than what it decomposes to, and is as good as eager all the same. seed: what
+        `compare_with` is to be told an outcome of, see `seeded`. Raises what eager raises.
         """
         if (node := random_node(module)) is not None:
             return Reference(None, f"{node.target} draws random numbers", seed)
@@ -56,7 +63,12 @@ class Reference:
         reason = f"in their own precision also in the reference: {', '.join(wide.narrow)}" if wide.narrow else ""
         flat = bool(wide.narrow)
         largest = max((x.numel() for x in inputs), default=0)
-        return Reference([expect(a, b, flat, largest) for a, b in zip(eager, exact, strict=True)], reason, seed)
+        expected = [expect(a, b, flat, largest) for a, b in zip(eager, exact, strict=True)]
+        if native is not None:
+            copies = [same_layout(x, x.dtype) if i in mutated else x for i, x in enumerate(inputs)]
+            users = _outcome(fx.Interpreter(native).run, copies, mutated)
+            expected = [excusing(one, expect(a, b, flat, largest)) for one, a, b in zip(expected, users, exact, strict=True)]
+        return Reference(expected, reason, seed)
 
     def compare_with(self, outcome: Sequence[object]) -> None:
         """Makes `outcome` the reference: that of the compiled default, run directly after `seeded(self.seed)`.

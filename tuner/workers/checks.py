@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from tuner.measure.device import Device
 from tuner.measure.reference import Reference, seeded
-from tuner.workload.fx import make_inputs, memory_of
+from tuner.workload.fx import make_inputs, memory_of, to_fx
 from tuner.workload.graph import Graph
 
 
@@ -26,7 +26,8 @@ class CheckedInputs:
         self.values = make_inputs(graph, seed)
         self.sums = self._sums()
         self.originals = {i: self.values[i].clone() for i in self.mutated}
-        self.reference = Reference.of(module, self.values, self.mutated, seed)
+        native = None if graph.native_form is None else to_fx(graph.native_form)
+        self.reference = Reference.of(module, self.values, self.mutated, seed, native)
 
     @property
     def bytes(self) -> int:
