@@ -147,14 +147,12 @@ def _store_of(spec: str, programs: Mapping[Query, Sequence[Resolved]], winners: 
 
 def _one_that_lives(*told: Any) -> dict[str, Any]:
     """`_one_process`, once more where it died, for it may have been killed from outside; twice is the fault of the plans."""
-    try:
-        return _one_process(*told)
-    except (WorkerTimeout, WorkerDied):
-        pass
-    try:
-        return _one_process(*told)
-    except (WorkerTimeout, WorkerDied) as error:
-        return {"wrong": str(error)}
+    for _ in range(2):
+        try:
+            return _one_process(*told)
+        except (WorkerTimeout, WorkerDied) as error:
+            died = str(error)
+    return {"wrong": died}
 
 
 def _one_process(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from pathlib import Path
+
+from tuner.measure.memory import statm_bytes
 
 # What every candidate may map beyond what its worker has: g++, which inherits the cap, needs up to about 2 GiB for one kernel.
 MIN_CAP_BYTES = 4 * 2**30
@@ -18,19 +19,12 @@ LEAK_BYTES, LEAK_FACTOR = 2 * 2**30, 4
 
 def mapped_bytes() -> int:
     """Address space of this process now."""
-    return _statm(0)
+    return statm_bytes(0)
 
 
 def resident_bytes_now() -> int:
     """Physical memory of this process now; 0 where /proc does not tell."""
-    return _statm(1)
-
-
-def _statm(field: int) -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[field]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
+    return statm_bytes(1)
 
 
 def available_bytes() -> int | None:

@@ -119,9 +119,6 @@ def _check(graph: Graph) -> None:
     for position in (*graph.static_inputs, *graph.mutated):
         if not isinstance(position, int) or not 0 <= position < len(graph.inputs):
             raise ValueError("a graph names an input that it does not have")
-    for place, seen in enumerate(graph.data):
-        if seen.shares is not None and not 0 <= seen.shares[0] < place:
-            raise ValueError("an input shares the memory of one that does not come before it")
     for node in graph.nodes:
         _check_node(node, len(graph.nodes))
     _check_argument(graph.outputs, len(graph.nodes))
