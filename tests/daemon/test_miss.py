@@ -146,6 +146,8 @@ FORM = "graphs.0.form"
         (f"{FORM}.order", ["0", 1]),
         (f"{FORM}.data", []),
         (f"{FORM}.data.0", [0, 1, float("nan"), 0.1, None]),
+        (f"{FORM}.data.0", [0, 1, 0.5, 0.1, None, [0, 0]]),
+        (f"{FORM}.data.0", [0, 1, 0.5, 0.1, None, [3, 0]]),
         (f"{FORM}.static_inputs", [5]),
         (f"{FORM}.mutated", ["0"]),
         (f"{FORM}.native_form.nodes.1.1", "os.system"),
