@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -125,6 +126,9 @@ def test_every_field_of_a_policy_is_in_its_key():
         Policy("wall", 1, warm_up="stable"),
         Policy("wall", 1, sample_ms=2.0),
         Policy("wall", 1, sample_ms=0.0),
+        Policy("wall", 1, sizes=((1,), (8,))),
+        Policy("wall", 1, sizes=((8,), (1,))),
+        Policy("wall", 1, sizes=((1, 8),)),
     ]
     assert len({policy.key for policy in policies}) == len(policies)
     assert Policy("wall", 1).key == Policy(clock="wall", threads=1).key
@@ -139,6 +143,15 @@ def test_what_the_first_version_stored_of_a_policy_is_still_one():
     assert now.describe().endswith(", eager, samples of 2 ms, warmed up until stable")
     assert "cold cache, eager, samples of one call," in Policy.for_cpu(1, cache="cold").describe()
     assert "cuda_event clock, 1 thread, cold cache, cuda_graph," in Policy.for_cuda("cuda_graph", "cold").describe()
+
+
+def test_a_policy_with_sizes_comes_back_from_json_and_one_without_has_no_word_of_them():
+    policy = Policy("wall", 1, sizes=((1, 8), (64, 8)))
+    assert Policy(**json.loads(json.dumps(policy.fields()))) == policy
+    assert policy.size_count == 2
+    assert policy.describe().endswith("at s0=1, s1=8; s0=64, s1=8")
+    assert "sizes" not in Policy("wall", 1).fields()
+    assert Policy("wall", 1).size_count == 1
 
 
 def test_one_thread_is_timed_by_its_own_clock_and_several_by_the_wall():

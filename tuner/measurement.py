@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -26,6 +26,8 @@ class Policy:
     "cuda_graph". cache: "warm", or "cold": the last-level cache is flushed before every call. statistic: what sums up the samples
     of one process. warm_up: "stable" (until two blocks of calls agree); None in rows of the first version: one sample.
     sample_ms: a sample is as many calls as the default needs for this long, 0: one call; None in rows of the first version: 2 ms.
+    sizes: of a graph with symbolic sizes, at which values of its symbols s0, s1, … times are taken, one tuple for each; every
+    process measures at all of them. Not in the key of a graph without symbols.
     """
 
     clock: str
@@ -35,6 +37,11 @@ class Policy:
     statistic: str = "median"
     warm_up: str | None = None
     sample_ms: float | None = None
+    sizes: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        # As JSON has them they are lists.
+        object.__setattr__(self, "sizes", tuple(tuple(map(int, point)) for point in self.sizes))
 
     @staticmethod
     def for_cpu(threads: int, cache: str = "warm") -> Policy:
@@ -48,7 +55,15 @@ class Policy:
 
     def fields(self) -> dict[str, Any]:
         """JSON for the store; `Policy(**fields)` gives the policy back."""
-        return asdict(self)
+        fields = asdict(self)
+        if not self.sizes:
+            del fields["sizes"]
+        return fields
+
+    @property
+    def size_count(self) -> int:
+        """How many sizes the samples are of: sample i is of size i % size_count."""
+        return max(1, len(self.sizes))
 
     @cached_property
     def key(self) -> str:
@@ -60,7 +75,13 @@ class Policy:
         text = f"{self.statistic} of interleaved samples, {self.clock} clock, {threads}, {self.cache} cache, {self.mode}"
         if self.sample_ms is not None:
             text += f", samples of {f'{self.sample_ms:g} ms' if self.sample_ms else 'one call'}"
-        return text + (f", warmed up until {self.warm_up}" if self.warm_up else "")
+        text += f", warmed up until {self.warm_up}" if self.warm_up else ""
+        return text + (f", at {describe_sizes(self.sizes)}" if self.sizes else "")
+
+
+def describe_sizes(sizes: Sequence[Sequence[int]]) -> str:
+    """Values of the symbols s0, s1, … at which something is so, for people: "s0=1, s1=8; s0=64, s1=8"."""
+    return "; ".join(", ".join(f"s{i}={value}" for i, value in enumerate(point)) for point in sizes)
 
 
 def _sample_ms(cache: str) -> float:
@@ -73,7 +94,9 @@ class Measurement:
     """One trial of one candidate in one process, or the verdict that kept it from being timed.
 
     query: the exact match it belongs to; program_key: the program it was captured from, if known.
-    samples_ms, default_samples_ms: paired, interleaved, milliseconds for one call each; empty unless status is "ok".
+    samples_ms, default_samples_ms: paired, interleaved, milliseconds for one call each; empty unless status is "ok". Where the
+    policy has sizes, each round has one sample of each, in the policy's order, and the peaks are those of the size at which the
+    candidate's is largest relative to the default's.
     realised: groups that the compiler made; code_key: sha256 of the generated code.
     error: largest deviation from the reference in units of the tolerance (1 is the limit); peak_bytes: peak of allocated memory.
     process: distinguishes the processes of one final. provenance: who, when, where, load, versions.
@@ -110,8 +133,8 @@ class Winner:
     """What a sweep concluded for one exact match: a plan that beat the default, or the default, settled.
 
     kind: "plan" or "default". speedup: default time / winner time, with the bounds of its 95% interval; 1 for "default".
-    default_ms, winner_ms: medians of the final's samples. groups: as realised by the compiler in the final.
-    effort, space_version: what was searched. evidence: how it was measured, for people and audits.
+    default_ms, winner_ms: medians of the final's samples; of several sizes, the geometric mean over them. groups: as realised by
+    the compiler in the final. effort, space_version: what was searched. evidence: how it was measured, for people and audits.
     """
 
     query: Query

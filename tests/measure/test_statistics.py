@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tuner.measure.promises import FALSE_WINNERS, MIN_SPEEDUP
-from tuner.measure.statistics import lead, median_ratio, speedup_of
+from tuner.measure.statistics import at_size, lead, median_of, median_ratio, speedup_of, speedups_by_size
 
 SAMPLES = 30
 
@@ -216,3 +216,29 @@ def test_outliers_and_a_drift_of_both_change_nothing():
     worst = int(np.argmax(a - b))
     spoiled[worst] = 1000.0
     assert lead(spoiled, b) == pytest.approx(plain), "that round was lost anyhow: by how much is no matter"
+
+
+def at_two_sizes(small, large):
+    """Processes that were measured at two sizes, each round at both, of those at either."""
+    return [
+        tuple([ms for pair in zip(*both, strict=True) for ms in pair] for both in zip(one, other, strict=True))
+        for one, other in zip(small, large, strict=True)
+    ]
+
+
+def test_over_several_sizes_the_speed_up_is_their_geometric_mean_whatever_each_takes():
+    made = at_two_sizes(exact(2.0, 2.0), [([300.0] * 5, [600.0] * 5)] * 2)
+    assert median_of(made[0][0], 2) == pytest.approx((2.0 * 300.0) ** 0.5)
+    assert median_ratio(*made[0], 2) == pytest.approx(1.0)
+    assert speedup_of(made, sizes=2).value == pytest.approx(1.0)
+    assert [one.value for one in speedups_by_size(made, sizes=2)] == pytest.approx([2.0, 0.5])
+
+
+def test_each_size_has_the_interval_that_it_has_alone_and_their_mean_is_narrower():
+    small, large = processes(1.2, seed=1, offset=0.02), processes(1.2, seed=2, offset=0.02)
+    made = at_two_sizes(small, large)
+    assert at_size(made, 0, 2) == small
+    assert at_size(made, 1, 2) == large
+    assert speedups_by_size(made, 0.05, sizes=2) == [speedup_of(small, 0.05), speedup_of(large, 0.05)]
+    alone, both = speedup_of([small[0]]), speedup_of([at_two_sizes(small, large)[0]], sizes=2)
+    assert log(both.high / both.low) < log(alone.high / alone.low), "half of the noise of each, in one process"

@@ -62,7 +62,8 @@ class Script:
     much a plan is slower in the process of this number, counted from 0, for as long as that lives. An answer {"raise": error} is
     raised, as by a lost worker; {"raise when timed": error} when the plan is timed. opening: what differs in the answer to
     "open", by the graph's name. busy: what makes a stretch of these plans untrustworthy, if anything. whole: what differs in the
-    answer to "open whole", with "ms", the times of default and planned, one pair for each process. limits_s: of each "time".
+    answer to "open whole", with "ms", the times of default and planned, one pair for each process. at: by how much
+    a plan, or the default, takes longer at one of a symbolic graph's sizes. limits_s: of each "time".
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class Script:
         opening: Callable[[str], Told] = lambda graph: {},
         busy: Callable[[Sequence[Plan]], str | None] = lambda plans: None,
         whole: Callable[[str, int], Told] = lambda spec, process: {},
+        at: Callable[[Plan, tuple[int, ...]], float] = lambda plan, size: 1.0,
     ):
+        self.at = at
         self.ms, self.verdict, self.odd, self.opening, self.busy, self.whole = ms, verdict, odd, opening, busy, whole
         self.requests: list[Told] = []
         self.limits_s: list[float] = []
@@ -128,10 +131,12 @@ class ScriptedWorker:
             raise told["raise"]
         return told
 
-    def _open(self, graph: Told, **_: Any) -> Told:
-        self.plans = {DEFAULT.key: DEFAULT}
+    def _open(self, graph: Told, policy: Told, **_: Any) -> Told:
+        self.plans, self.sizes = {DEFAULT.key: DEFAULT}, Policy(**policy).sizes
         groups = [list(group) for group in ONE_GROUP]
         answer = {"status": "ok", "realised": groups, "code_key": "default", "error": 0.0, "peak_bytes": 1000}
+        if self.sizes:
+            answer["peak_bytes"] = [1000] * len(self.sizes)
         answer |= {"default_ms": 1.0, "repetitions": 1, "compile_s": 0.1, "check_s": 0.1, "call_s": 0.001, "checkable": True}
         self.graph = graph["native_form"]["nodes"][-1][1]
         return self._raising({**answer, "resident_bytes": 1000, **self.script.opening(self.graph)})
@@ -141,6 +146,8 @@ class ScriptedWorker:
         told = self.told[wanted.key] = self._raising(self.script.verdict(wanted))
         groups = [list(group) for group in canonical_groups(wanted.groups or ONE_GROUP)]
         answer = {"status": "ok", "realised": groups, "code_key": own_copy or wanted.key, "error": 0.1, "peak_bytes": 1000}
+        if self.sizes:
+            answer["peak_bytes"] = [1000] * len(self.sizes)
         answer |= {"resident_bytes": self.resident, **told}
         self.resident = answer["resident_bytes"]
         if answer["status"] == "ok" and answer["code_key"] in seen_codes:
@@ -161,7 +168,8 @@ class ScriptedWorker:
         return {**CONDITIONS, "times": times, "busy": self.script.busy(plans[1:]), "resident_bytes": self.resident}
 
     def _samples(self, plan: Plan, samples: int) -> list[float]:
-        return noisy(1.0 if plan.is_default else self.script.ms(plan) * self.script.odd(plan, self.number), samples)
+        made = noisy(1.0 if plan.is_default else self.script.ms(plan) * self.script.odd(plan, self.number), samples)
+        return [ms * self.script.at(plan, size) for ms in made for size in self.sizes] if self.sizes else made
 
     def _open_whole(self, spec: str, **_: Any) -> Told:
         process = sum(request["spec"] == spec for request in self.script.asked("open whole")) - 1

@@ -36,27 +36,46 @@ class Speedup:
         return (self.high - self.low) / self.value
 
 
-def median_ratio(default_ms: Sequence[float], candidate_ms: Sequence[float]) -> float:
-    """Median default time / median candidate time of one process."""
-    return float(np.median(default_ms) / np.median(candidate_ms))
+Pair = tuple[Sequence[float], Sequence[float]]
 
 
-def speedup_of(
-    processes: Sequence[tuple[Sequence[float], Sequence[float]]], error: float = FALSE_WINNERS, seed: int = 0
-) -> Speedup:
+def median_of(samples_ms: Sequence[float], sizes: int = 1) -> float:
+    """The median; of samples at several sizes, of which sample i is at size i % sizes, the geometric mean of their medians."""
+    if sizes == 1:
+        return float(np.median(samples_ms))
+    return float(np.exp(np.mean([np.log(np.median(samples_ms[i::sizes])) for i in range(sizes)])))
+
+
+def median_ratio(default_ms: Sequence[float], candidate_ms: Sequence[float], sizes: int = 1) -> float:
+    """Median default time / median candidate time of one process; of several sizes, see `median_of`, the geometric mean."""
+    return median_of(default_ms, sizes) / median_of(candidate_ms, sizes)
+
+
+def at_size(processes: Sequence[Pair], size: int, sizes: int) -> list[Pair]:
+    """The samples of one of several sizes."""
+    return [(default_ms[size::sizes], candidate_ms[size::sizes]) for default_ms, candidate_ms in processes]
+
+
+def speedups_by_size(processes: Sequence[Pair], error: float = FALSE_WINNERS, sizes: int = 1) -> list[Speedup]:
+    """`speedup_of` at each size."""
+    return [speedup_of(at_size(processes, size, sizes), error) for size in range(sizes)]
+
+
+def speedup_of(processes: Sequence[Pair], error: float = FALSE_WINNERS, seed: int = 0, sizes: int = 1) -> Speedup:
     """The typical speed-up over processes; either bound of the interval fails with probability `error` at most.
 
-    processes: (default samples, candidate samples) of each, paired by round. The value is the geometric mean of the processes'
+    processes: (default samples, candidate samples) of each, paired by round. sizes: of how many sizes the samples are, see
+    `median_of`; then the speed-up is the geometric mean over them. The value is the geometric mean of the processes'
     ratios of medians. The bounds are the wider of two: Student's t over the processes' logarithms, from 6 processes on over those
     between the extremes (Yuen's trimmed mean, Biometrika 61:165, 1974); and a bootstrap over the rounds within processes, which
     is all there is where only one process is given. A percentile bootstrap over three processes would not do: its lower bound is
     about the worst of them, and one in eight sets of three is on one side by chance.
     """
-    logs = np.sort([log(median_ratio(default_ms, candidate_ms)) for default_ms, candidate_ms in processes])
+    logs = np.sort([log(median_ratio(default_ms, candidate_ms, sizes)) for default_ms, candidate_ms in processes])
     count, trim = len(logs), 1 if len(logs) >= TRIM_FROM else 0
     kept = logs[trim : count - trim]
     value = float(kept.mean())
-    within = np.sqrt(sum(_bootstrap_variance(pair, seed + i) for i, pair in enumerate(processes))) / count
+    within = np.sqrt(sum(_bootstrap_variance(pair, seed + i, sizes) for i, pair in enumerate(processes))) / count
     half = float(-stdtrit(np.inf, error) * within)
     if count > 1:
         winsorised = np.clip(logs, kept[0], kept[-1])
@@ -65,8 +84,10 @@ def speedup_of(
     return Speedup(exp(value), exp(value - half), exp(value + half))
 
 
-def _bootstrap_variance(pair: tuple[Sequence[float], Sequence[float]], seed: int) -> float:
-    """Variance of log(ratio of medians) when the rounds of one process are drawn again."""
+def _bootstrap_variance(pair: Pair, seed: int, sizes: int = 1) -> float:
+    """Variance of log(ratio of medians), or of its mean over sizes, when the rounds of one process are drawn again."""
+    if sizes > 1:
+        return sum(_bootstrap_variance(one, seed) for i in range(sizes) for one in at_size([pair], i, sizes)) / sizes**2
     rounds = np.array(pair)
     picks = np.random.default_rng(seed).integers(0, rounds.shape[1], (RESAMPLES, rounds.shape[1]))
     medians = np.median(rounds[:, picks], axis=2)

@@ -26,7 +26,10 @@ ORDERS = 1000
 
 @dataclass(frozen=True)
 class Timed:
-    """Interleaved samples, milliseconds for one call, by plan key, the default's among them; what was read meanwhile."""
+    """Interleaved samples, milliseconds for one call, by plan key, the default's among them; what was read meanwhile.
+
+    Where the graph is measured at several sizes, each round has one sample of each, in the policy's order.
+    """
 
     times: dict[str, list[float]]
     conditions: dict[str, Any] = field(default_factory=dict)
@@ -35,6 +38,7 @@ class Timed:
 class Bench:
     """A worker that holds one open graph; a dead one is replaced, and the graph opened again.
 
+    policy: of the sweep; from `open` on with the sizes of the open graph.
     seed: of the inputs; each seed is other data. patience: how often a noisy stretch is repeated. live: keys of the plans that
     the present worker has compiled and found right. seconds: wall time spent "compiling" (checks included) and "measuring".
     own_copies: let every candidate have code of its own, also where it is equal to another's; for benchmarks of the method.
@@ -68,7 +72,7 @@ class Bench:
             return self._open(resolved)
 
     def _open(self, resolved: Resolved) -> dict[str, Any]:
-        self._resolved = resolved
+        self._resolved, self.policy = resolved, resolved.policy(self.policy)
         if self._worker is None:
             self._worker = Worker(self.policy.threads, resolved.device, self.module)
         with self._spent("compiling"):
@@ -132,12 +136,12 @@ class Bench:
         return plan.key not in self.live and (plan.key not in verdicts or verdicts[plan.key]["status"] == "ok")
 
     def time(self, plans: Sequence[Plan], samples: int, known: bool = False) -> Timed:
-        """Samples of live plans and the default. known: they were timed before, and are not much slower than the default.
+        """`samples` rounds of live plans and the default. known: they were timed before, and are not much slower than it.
 
         Raises WorkerError; DeviceBusy where the machine was not quiet enough.
         """
         repetitions = self.default["repetitions"]
-        limit_s = limits(self.default).stretch_s(len(plans), samples, repetitions, self.patience, known)
+        limit_s = self.policy.size_count * limits(self.default).stretch_s(len(plans), samples, repetitions, self.patience, known)
         keys = [plan.key for plan in plans]
         # Each stretch has an order of its own: repeated, the luck of one would look like evidence.
         self._stretches += 1

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from tuner.cache.contract import Store
 from tuner.errors import DeviceBusy, TunerError, UnsupportedGraph, WorkerError
-from tuner.measure.promises import MIN_SPEEDUP
-from tuner.measure.statistics import Speedup, median_ratio, speedup_of
+from tuner.measure.promises import MAX_LOSS, MIN_SPEEDUP
+from tuner.measure.statistics import Pair, Speedup, median_of, median_ratio, speedup_of, speedups_by_size
 from tuner.measurement import Measurement, Policy, Winner
 from tuner.plan import Groups, Plan
 from tuner.search.bench import DEFAULT, Bench, Timed
@@ -47,16 +47,31 @@ class Evidence:
     def _decided(self, finalist: Finalist, effort: Effort) -> bool:
         if not self.in_the_running(finalist, effort):
             return True
-        speedup = interval(self.rows(finalist), effort)
-        if speedup.low > MIN_SPEEDUP or speedup.width < NARROW:
+        speedup, at_sizes = interval(self.rows(finalist), effort), intervals_by_size(self.rows(finalist), effort)
+        if all(one.low > MAX_LOSS or one.width < NARROW for one in at_sizes) and (
+            speedup.low > MIN_SPEEDUP or speedup.width < NARROW
+        ):
             return True
         # Giving up needs no caution: the default wins. The typical process decides, not an odd one.
-        return median(median_ratio(row.default_samples_ms, row.samples_ms) for row in self.rows(finalist)) < MIN_SPEEDUP
+        return median(map(ratio_of, self.rows(finalist))) < MIN_SPEEDUP or any(one.value < MAX_LOSS for one in at_sizes)
 
 
 def interval(rows: Sequence[Measurement], effort: Effort) -> Speedup:
     """The speed-up with bounds that hold for all finalists and looks of a sweep together."""
-    return speedup_of([(row.default_samples_ms, row.samples_ms) for row in rows], effort.final_error)
+    return speedup_of(_pairs(rows), effort.final_error, sizes=rows[0].policy.size_count)
+
+
+def intervals_by_size(rows: Sequence[Measurement], effort: Effort) -> list[Speedup]:
+    """The same at each of the policy's sizes; none where it has none. All have to do no harm, so none needs wider bounds."""
+    return speedups_by_size(_pairs(rows), effort.final_error, len(rows[0].policy.sizes))
+
+
+def _pairs(rows: Sequence[Measurement]) -> list[Pair]:
+    return [(row.default_samples_ms, row.samples_ms) for row in rows]
+
+
+def ratio_of(row: Measurement) -> float:
+    return median_ratio(row.default_samples_ms, row.samples_ms, row.policy.size_count)
 
 
 def run_finals(
@@ -124,11 +139,13 @@ def conclude(
 ) -> Winner:
     """The winner by promise 1: the fastest finalist whose lower bound exceeds 1.01; else the default, settled.
 
+    Of a graph that is measured at several sizes: over all of them together, and at each the lower bound exceeds 0.99.
+
     Of finalists that are alike, the incumbent wins, then the simpler one, so that repeated sweeps agree.
     """
     confirmed = list(_confirmed(evidence, effort)) if evidence is not None else []
     rows = [row for rows in (evidence.measurements.values() if evidence else ()) for row in rows if row.status == "ok"]
-    default_ms = median(ms for row in rows for ms in row.default_samples_ms) if rows else screening.default_ms
+    default_ms = _median_ms([row.default_samples_ms for row in rows], rows[0].policy.size_count) if rows else screening.default_ms
     told: dict[str, Any] = {
         "finalists": [finalist.candidate.plan.describe() for finalist in screening.finalists],
         "seconds": {name: round(spent, 3) for name, spent in seconds.items()},
@@ -143,9 +160,9 @@ def conclude(
     fastest = max(found.speedup.value for found in confirmed)
     alike = [found for found in confirmed if found.speedup.value >= fastest * (1 - ALIKE)]
     best = min(alike, key=lambda found: preference(found.plan, screening.incumbent))
-    default_ms = median(ms for row in best.rows for ms in row.default_samples_ms)
-    winner_ms = median(ms for row in best.rows for ms in row.samples_ms)
-    told |= _evidence(best.rows)
+    default_ms = _median_ms([row.default_samples_ms for row in best.rows], best.rows[0].policy.size_count)
+    winner_ms = _median_ms([row.samples_ms for row in best.rows], best.rows[0].policy.size_count)
+    told |= _evidence(best.rows, effort)
     return _winner(screening, best.plan, best.rows[0].realised, default_ms, winner_ms, best.speedup, policy, effort, told)
 
 
@@ -155,7 +172,7 @@ def _confirmed(evidence: Evidence, effort: Effort) -> Iterator[Confirmed]:
         if len(rows) not in effort.looks or not evidence.in_the_running(finalist, effort):
             continue
         speedup = interval(rows, effort)
-        if speedup.low > MIN_SPEEDUP:
+        if speedup.low > MIN_SPEEDUP and all(one.low > MAX_LOSS for one in intervals_by_size(rows, effort)):
             yield Confirmed(finalist.candidate.plan, speedup, rows)
 
 
@@ -181,7 +198,7 @@ def _winner(
         speedup=speedup.value,
         speedup_low=speedup.low,
         speedup_high=speedup.high,
-        policy=policy,
+        policy=resolved.policy(policy),
         effort=effort.name,
         space_version=SPACE_VERSION,
         program_key=resolved.program_key,
@@ -190,11 +207,29 @@ def _winner(
     )
 
 
-def _evidence(rows: Sequence[Measurement]) -> dict[str, object]:
+def _median_ms(samples: Iterable[Sequence[float]], sizes: int = 1) -> float:
+    """Of all processes together; each has whole rounds, so sample i of them all is of size i % sizes."""
+    return median_of([ms for one in samples for ms in one], sizes)
+
+
+def _evidence(rows: Sequence[Measurement], effort: Effort) -> dict[str, object]:
+    policy, at_sizes = rows[0].policy, intervals_by_size(rows, effort)
+    by_size = [
+        {
+            "size": list(size),
+            "default_ms": _median_ms([row.default_samples_ms[i :: policy.size_count] for row in rows]),
+            "winner_ms": _median_ms([row.samples_ms[i :: policy.size_count] for row in rows]),
+            "speedup": one.value,
+            "speedup_low": one.low,
+            "speedup_high": one.high,
+        }
+        for i, (size, one) in enumerate(zip(policy.sizes, at_sizes, strict=True))
+    ]
     return {
         "processes": len(rows),
         "samples_per_process": len(rows[0].samples_ms),
-        "speedup_by_process": [median_ratio(row.default_samples_ms, row.samples_ms) for row in rows],
+        "speedup_by_process": [ratio_of(row) for row in rows],
+        **({"by_size": by_size} if by_size else {}),
         "error": max(row.error or 0.0 for row in rows),
         "peak_bytes": max(row.peak_bytes or 0 for row in rows),
         "default_peak_bytes": max(row.default_peak_bytes or 0 for row in rows),

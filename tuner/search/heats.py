@@ -45,7 +45,14 @@ def race(bench: Bench, screening: Screening, store: Store, effort: Effort, progr
         return timed.times
 
     try:
-        places = run_race(list(by_key), DEFAULT.key, heat, rounds=effort.race_samples, rounds_per_heat=effort.heat_samples)
+        places = run_race(
+            list(by_key),
+            DEFAULT.key,
+            heat,
+            rounds=effort.race_samples,
+            rounds_per_heat=effort.heat_samples,
+            sizes=bench.policy.size_count,
+        )
     # Each was timed alone before: then that has to do.
     except WorkerError:
         ahead = [racer for racer in by_key.values() if racer.ratio > 1 + ALIKE]

@@ -31,11 +31,13 @@ class Place(Generic[Key]):
     finished: bool
 
 
-def run_race(racers: Sequence[Key], default: Key, heat: Heat[Key], *, rounds: int, rounds_per_heat: int) -> list[Place[Key]]:
+def run_race(
+    racers: Sequence[Key], default: Key, heat: Heat[Key], *, rounds: int, rounds_per_heat: int, sizes: int = 1
+) -> list[Place[Key]]:
     """All racers, those that finished first, each part by speed-up; alike ones in the order of `racers`.
 
-    racers: without the default, the incumbent and simpler ones first. heat: measures those that are still in. Ends when one or
-    none is in, or after `rounds`.
+    racers: without the default, the incumbent and simpler ones first. heat: measures those that are still in. sizes: each round
+    has a sample of so many sizes. Ends when one or none is in, or after `rounds`.
     """
     samples: dict[Key, list[float]] = {key: [] for key in (default, *racers)}
     running, out = list(racers), list[Key]()
@@ -52,7 +54,7 @@ def run_race(racers: Sequence[Key], default: Key, heat: Heat[Key], *, rounds: in
         running = [key for key in running if key not in lost]
         if len(running) == 1 and lead(samples[running[0]], samples[default]) > bar:
             break
-    ratios = {key: median_ratio(samples[default][: len(samples[key])], samples[key]) for key in racers if samples[key]}
+    ratios = {key: median_ratio(samples[default][: len(samples[key])], samples[key], sizes) for key in racers if samples[key]}
     places = [Place(key, ratios[key], key in running) for key in (*running, *out)]
     return by_speed([place for place in places if place.finished]) + by_speed([p for p in places if not p.finished])
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from tuner.cache.contract import Store
 from tuner.errors import DeviceBusy, WorkerError
-from tuner.measure.statistics import median_ratio
+from tuner.measure.promises import MAX_LOSS
+from tuner.measure.statistics import median_of, median_ratio, speedups_by_size
 from tuner.measurement import Measurement, Stage, Status
 from tuner.plan import Groups, Plan, canonical_groups
 from tuner.search.bench import DEFAULT, Bench, Timed, open_request
@@ -108,7 +109,7 @@ def screen(
             if not in_time():
                 break
     if run.default_samples:
-        result.default_ms = sorted(run.default_samples)[len(run.default_samples) // 2]
+        result.default_ms = median_of(run.default_samples, bench.policy.size_count)
     result.passed = run.passed
     progress.spent_s = time.monotonic() - started
     return result
@@ -257,19 +258,40 @@ class _Run:
             return
         progress.measured += 1
         self.default_samples += measurement.default_samples_ms
-        ratio = median_ratio(measurement.default_samples_ms, measurement.samples_ms)
+        ratio = median_ratio(measurement.default_samples_ms, measurement.samples_ms, measurement.policy.size_count)
         if (memory := measurement.memory_ratio) > self.effort.memory_limit:
             if ratio > (progress.over_memory[0] if progress.over_memory else 1.0):
                 progress.over_memory = (ratio, memory, candidate.plan.describe())
+            return
+        if slower_at(measurement):
+            progress.refused["slower at a size"] += 1
             return
         self.passed.append(Finalist(candidate, measurement, ratio))
         if ratio > progress.best:
             progress.best, progress.best_plan = ratio, candidate.plan.describe()
 
 
+def slower_at(measurement: Measurement) -> tuple[int, ...] | None:
+    """The first of several sizes at which the candidate costs more than MAX_LOSS allows, beyond the noise of its samples."""
+    if not measurement.policy.sizes:
+        return None
+    pair = (measurement.default_samples_ms, measurement.samples_ms)
+    speedups = speedups_by_size([pair], sizes=measurement.policy.size_count)
+    return next((size for size, one in zip(measurement.policy.sizes, speedups, strict=True) if one.high < MAX_LOSS), None)
+
+
 def status_of(verdict: dict[str, Any]) -> Status:
     """The status of a candidate that was right once: that it is not realised any more, or refused, is the compiler's failure."""
     return "compile_error" if verdict["status"] in ("not_realised", "refused") else verdict["status"]
+
+
+def peaks(candidate: Any, default: Any) -> tuple[int | None, int | None]:
+    """Peak memory of a candidate and the default; of several sizes, each a list, where the candidate needs most beside it."""
+    if not isinstance(default, list):
+        return candidate, default
+    if not isinstance(candidate, list):
+        return None, max(default)
+    return max(zip(candidate, default, strict=True), key=lambda pair: pair[0] / max(1, pair[1]))
 
 
 def _counts(measurement: Measurement, effort: Effort, rules: Rules) -> bool:
@@ -291,6 +313,7 @@ def measured(
     """The row that a trial leaves in the store."""
     realised = verdict.get("realised")
     times = timed.times if timed is not None else {}
+    peak, default_peak = peaks(verdict.get("peak_bytes"), bench.default.get("peak_bytes"))
     return Measurement(
         query=resolved.query,
         policy=bench.policy,
@@ -303,8 +326,8 @@ def measured(
         realised=None if realised is None else canonical_groups(realised),
         code_key=verdict.get("code_key"),
         error=verdict.get("error"),
-        peak_bytes=verdict.get("peak_bytes"),
-        default_peak_bytes=bench.default.get("peak_bytes"),
+        peak_bytes=peak,
+        default_peak_bytes=default_peak,
         message=verdict.get("message", ""),
         process=bench.process,
         program_key=resolved.program_key,

@@ -268,7 +268,7 @@ def _settled(outcome: Outcome, store: Store, policy: Policy, effort: Effort) -> 
     winner, generation = found
     if (
         winner.space_version != SPACE_VERSION
-        or winner.policy != policy
+        or winner.policy != outcome.resolved.policy(policy)
         or (winner.evidence.get("busy") and effort.patience)
         or not {winner.effort, effort.name} <= set(RANKS)
         or RANKS.index(winner.effort) < RANKS.index(effort.name)

@@ -13,7 +13,7 @@ from tuner.answer import digest_of_plans
 from tuner.cache.sqlite import SqliteStore
 from tuner.canonical import named_fields
 from tuner.errors import DeviceBusy, WorkerDied, WorkerError, WorkerTimeout
-from tuner.measure.promises import FALSE_WINNERS
+from tuner.measure.promises import FALSE_WINNERS, MAX_LOSS
 from tuner.measure.statistics import Speedup, median_ratio, speedup_of
 from tuner.measurement import Policy, ProgramFinal, Winner
 from tuner.search.effort import Effort
@@ -23,8 +23,6 @@ from tuner.target import Query
 from tuner.workers.limits import OPEN_S, limits
 from tuner.workers.process import START_S, Worker
 
-# A set of plans is in order where it costs no more than this beyond noise: the margin that a winner has to show.
-MAX_LOSS = 0.99
 # In units of the tolerance of whole graphs: two compilations are compared here, and each may be off by as much as was allowed.
 MAX_ERROR = 10.0
 

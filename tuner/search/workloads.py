@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.errors import SpecError
+from tuner.measurement import Policy
 from tuner.target import Query
 from tuner.workload.graph import Graph, is_stored_key
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """One graph of a SPEC. program_query: the program it was captured from; None for a stored key."""
+    """One graph of a SPEC. program_query: the program it was captured from; None for a stored key.
+
+    sizes: of a symbolic graph, the values of its symbols at which it is tuned; see `Policy.sizes`.
+    """
 
     spec: str
     graph: Graph
     query: Query
     program_query: Query | None
+    sizes: tuple[tuple[int, ...], ...] = ()
+
+    def policy(self, policy: Policy) -> Policy:
+        """How times of this graph are taken in a sweep of this policy."""
+        return replace(policy, sizes=self.sizes)
 
     @property
     def device(self) -> str:
