@@ -14,6 +14,7 @@ from tuner.errors import TunerError
 # name -> where the command is; imported when it is asked for, in the order in which a user meets them
 COMMANDS = {
     "sweep": "tuner.cli.sweep:sweep",
+    "capture": "tuner.cli.capture:capture",
     "serve": "tuner.cli.serve:serve",
     "status": "tuner.cli.status:status",
     "jobs": "tuner.cli.jobs:jobs",

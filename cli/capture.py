@@ -1,0 +1,206 @@
+"""`tuner capture`: run a command, and keep the programs that it compiles."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli.output import SHORT_KEY, json_option, print_json, print_table, settings_for, socket_option, store_option
+from tuner.errors import SpecError, StoreBusy, TunerError
+from tuner.workload.captured import FOLDER_VARIABLE, Captured, CapturedGraph, CapturedProgram, read_folder
+
+if TYPE_CHECKING:
+    from tuner.cache.sqlite import SqliteStore
+
+# Seconds between looks at a store that another process writes.
+BUSY_POLL_S = 0.5
+# Says whether a Python has our entry point, so that torch loads the recorder there.
+HAS_TUNER = (
+    "import importlib.metadata as m, sys; sys.exit(not any(e.name == 'tuner' for e in m.entry_points(group='torch.backends')))"
+)
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.option("--threads", type=click.IntRange(min=1), default=None, help="Run it with this OMP_NUM_THREADS.")
+@store_option
+@socket_option
+@json_option
+def capture(command: tuple[str, ...], threads: int | None, store: Path | None, socket: Path | None, as_json: bool) -> None:
+    """Run COMMAND, a script that calls torch.compile, and store the programs that it compiles, to be tuned.
+
+    For instance: tuner capture -- python train.py --epochs 1. The script is not changed: whatever back end it names, what
+    Inductor would be given is recorded, forward and backward, and runs eagerly: no C++ is compiled. So do its subprocesses. The
+    programs are those of the script's own settings and threads. What was captured is kept also where the command fails.
+    """
+    settings = settings_for(store, socket)
+    from tuner.cache.sqlite import SqliteStore
+    from tuner.lookup.yielding import ask_to_yield
+
+    # What is wrong with the store is to be known before a long run, not after it.
+    try:
+        SqliteStore(settings.store).close()
+    except StoreBusy:
+        pass
+    folder = Path(tempfile.mkdtemp(prefix="tuner-capture-"))
+    try:
+        exit_code = _run(command, folder, threads)
+        captured = read_folder(folder)
+        ask_to_yield(settings.socket)
+        with _opened_when_free(lambda: SqliteStore(settings.store)) as opened:
+            _keep(captured, opened)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if as_json:
+        print_json(_as_json(captured, command, exit_code))
+    else:
+        _print(captured)
+    _raise_what_failed(captured, command, exit_code)
+
+
+def _run(command: Sequence[str], folder: Path, threads: int | None) -> int:
+    """The exit code of `command`, run with the recorder; minus the signal that it died of. Raises SpecError."""
+    environment = {**os.environ, FOLDER_VARIABLE: str(folder), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+    # Where the script asks for our winners it is to get none: what is recorded is what would be compiled by default.
+    environment["TUNER_DISABLE"] = "1"
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    try:
+        process = subprocess.Popen(command, env=environment)
+    except OSError as error:
+        raise SpecError(f"{command[0]} cannot be run: {error.strerror}") from error
+    with _signals_passed_on(process):
+        return process.wait()
+
+
+@contextmanager
+def _signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ctrl-C reaches the command by itself, SIGTERM is passed on; this process outlives both, to keep what was captured."""
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _opened_when_free(open_store: Callable[[], SqliteStore]) -> Iterator[SqliteStore]:
+    """The store, once nobody else writes it. Raises StoreError."""
+    told = False
+    while True:
+        try:
+            store = open_store()
+            break
+        except StoreBusy as error:
+            if not told:
+                click.echo(f"Waiting: {error}", err=True)
+            told = True
+            time.sleep(BUSY_POLL_S)
+    with store:
+        yield store
+
+
+def _keep(captured: Captured, store: SqliteStore) -> None:
+    for program in captured.programs:
+        for one in program.graphs:
+            store.add_graph(one.graph.key, one.graph.to_json())
+        if program.query is not None:
+            store.add_program(program.query, program.graph_queries(), _name(program))
+
+
+def _name(program: CapturedProgram) -> str:
+    return "no program key" if program.query is None else f"program {program.query.workload_key[:SHORT_KEY]}"
+
+
+def _print(captured: Captured) -> None:
+    rows = [_row(program, one) for program in captured.programs for one in program.graphs]
+    if rows:
+        print_table(("program", "graph", "phase", "nodes", "threads", "calls", "sizes"), rows)
+    for (_, words), count in captured.left_out.items():
+        click.echo(f"left out {count}x: {words}", err=True)
+    if captured.unreadable:
+        click.echo(f"{captured.unreadable} files of the command are no captured programs", err=True)
+    if keys := [program.query.workload_key for program in captured.programs if program.query is not None]:
+        click.echo("next: tuner sweep " + " ".join(key[:SHORT_KEY] for key in dict.fromkeys(keys)))
+
+
+def _row(program: CapturedProgram, one: CapturedGraph) -> tuple[str, ...]:
+    key, threads = ("-", "-") if program.query is None else (program.query.workload_key, str(program.query.ambient["threads"]))
+    sizes = ", ".join(f"{'x'.join(map(str, size))} ({count})" for size, count in one.sizes.items())
+    graph = one.graph
+    return (key[:SHORT_KEY], graph.key[:SHORT_KEY], graph.phase, str(len(graph.nodes)), threads, str(one.calls), sizes)
+
+
+def _as_json(captured: Captured, command: Sequence[str], exit_code: int) -> dict[str, Any]:
+    programs = [
+        {
+            "program_key": None if program.query is None else program.query.workload_key,
+            "target": None if program.query is None else program.query.target_name,
+            "ambient": None if program.query is None else dict(program.query.ambient),
+            "graphs": [
+                {
+                    "workload_key": one.graph.key,
+                    "phase": one.graph.phase,
+                    "nodes": len(one.graph.nodes),
+                    "calls": one.calls,
+                    "sizes": [{"sizes": list(size), "calls": count} for size, count in one.sizes.items()],
+                }
+                for one in program.graphs
+            ],
+        }
+        for program in captured.programs
+    ]
+    left_out = [{"reason": reason, "words": words, "count": count} for (reason, words), count in captured.left_out.items()]
+    return {
+        "command": list(command),
+        "exit_code": exit_code,
+        "processes": captured.processes,
+        "programs": programs,
+        "left_out": left_out,
+        "unreadable": captured.unreadable,
+    }
+
+
+def _raise_what_failed(captured: Captured, command: Sequence[str], exit_code: int) -> None:
+    """The exit code: how the command ended, else whether there is something to tune."""
+    kept = f"the {len(captured.programs)} programs that it had compiled are kept" if captured.programs else "nothing was captured"
+    if exit_code == -signal.SIGINT:
+        click.echo(f"Interrupted; {kept}", err=True)
+        sys.exit(130)
+    if exit_code:
+        how = f"was ended by signal {-exit_code}" if exit_code < 0 else f"failed with exit code {exit_code}"
+        raise TunerError(f"{command[0]} {how}; {kept}")
+    if captured.unsupported:
+        raise SpecError(f"nothing could be captured: {captured.unsupported}")
+    if captured.programs:
+        return
+    if captured.left_out:
+        raise SpecError("nothing of what the command compiles can be tuned; see above")
+    if captured.processes:
+        raise SpecError("nothing to capture: the command called no function that torch.compile compiles")
+    raise SpecError(_why_not_loaded(command[0]))
+
+
+def _why_not_loaded(program: str) -> str:
+    """Why no process of a command had the recorder in it."""
+    if Path(program).name.startswith("python"):
+        done = subprocess.run([program, "-c", HAS_TUNER], capture_output=True, check=False)
+        if done.returncode:
+            return f"nothing to capture: {program} has no tuner installed: install it beside the script's torch"
+        return "nothing to capture: the command did not import torch"
+    return "nothing to capture: the command did not import torch, or in a Python that has no tuner installed"

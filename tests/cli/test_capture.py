@@ -1,0 +1,127 @@
+"""`tuner capture`: scripts are run unchanged, and what they compile is kept, whatever becomes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tuner.cache.sqlite import SqliteStore
+from tuner.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+NORM = """
+import torch
+torch.set_num_threads(1)
+norm = torch.nn.LayerNorm(64).eval()
+def function(tokens, x):
+    return torch.nn.functional.gelu(norm(x)) + tokens
+"""
+
+
+@pytest.fixture
+def capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, dict[str, Any]]]:
+    """Runs the command on a script, or on another command; gives the result and its JSON."""
+    # The entry points as pyproject.toml has them, in force without installing anything.
+    folder = tmp_path / "entries" / "fusion_tuner-0.dist-info"
+    folder.mkdir(parents=True)
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    lines = [line for group, names in declared.items() for line in (f"[{group}]", *(f"{a} = {b}" for a, b in names.items()))]
+    (folder / "entry_points.txt").write_text("\n".join(lines))
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: fusion-tuner\nVersion: 0\n")
+    monkeypatch.setenv("PYTHONPATH", f"{folder.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("TUNER_STORE", str(tmp_path / "store.db"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+
+    def run(script: str | tuple[str, ...], *options: str) -> tuple[Result, dict[str, Any]]:
+        if isinstance(script, str):
+            (tmp_path / "script.py").write_text(script)
+            script = (sys.executable, str(tmp_path / "script.py"))
+        result = CliRunner().invoke(main, ["capture", "--json", *options, "--", *script])
+        return result, json.loads(result.stdout) if result.stdout else {}
+
+    return run
+
+
+def graphs(told: dict[str, Any]) -> list[dict[str, Any]]:
+    return [graph for program in told["programs"] for graph in program["graphs"]]
+
+
+def test_every_program_of_a_script_is_kept_whatever_back_end_it_names_and_without_cpp(capture, tmp_path):
+    script = (
+        NORM
+        + """
+import subprocess, sys
+with torch.no_grad():
+    compiled = torch.compile(function, backend="aot_eager", dynamic=False)
+    for high in (10, 1000):
+        compiled(torch.randint(0, high, (8, 1)), torch.randn(8, 64))
+    compiled(torch.randint(0, 5, (4, 1)), torch.randn(4, 64))
+    torch.compile(lambda x: x.softmax(-1), backend=lambda gm, inputs: gm.forward)(torch.randn(4, 8))
+    torch.compile(lambda x: x.cumsum(-1) * 2, mode="max-autotune-no-cudagraphs")(torch.randn(4, 8))
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+"""
+    )
+    result, told = capture(script)
+    assert result.exit_code == 0, result.stderr
+    assert told["processes"] == 2
+    assert [len(program["graphs"]) for program in told["programs"]] == [1, 1, 1, 1]
+    # both processes called it, the first shape twice
+    assert [graph["calls"] for graph in graphs(told)] == [4, 2, 2, 2]
+    assert told["programs"][0]["ambient"]["threads"] == 1
+    assert "max_autotune" in told["programs"][3]["ambient"]["inductor"]
+    assert not list((tmp_path / "inductor").rglob("*.so"))
+    with SqliteStore(tmp_path / "store.db", read_only=True) as store:
+        form = store.graph(graphs(told)[0]["workload_key"])
+        assert form is not None
+        tokens = next(row for node, row in zip(form["nodes"], form["data"], strict=False) if node[4][0] == "int64")
+        assert tokens[1] > 100, "the range of integers is that of all calls"
+
+
+def test_what_a_script_that_is_killed_had_compiled_is_kept(capture, tmp_path):
+    script = (
+        NORM
+        + """
+import os, signal
+with torch.no_grad():
+    torch.compile(function)(torch.zeros(8, 1, dtype=torch.int64), torch.randn(8, 64))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    result, told = capture(script)
+    assert result.exit_code == 1
+    assert "was ended by signal 9; the 1 programs that it had compiled are kept" in result.stderr
+    assert [graph["calls"] for graph in graphs(told)] == [1]
+    with SqliteStore(tmp_path / "store.db", read_only=True) as store:
+        assert store.counts()["programs"] == 1
+
+
+def test_a_script_that_compiles_nothing_is_told_so(capture):
+    result, _ = capture("import torch\ntorch.ones(3).sum()\n")
+    assert result.exit_code == 3
+    assert "called no function that torch.compile compiles" in result.stderr
+
+
+def test_a_python_without_tuner_is_told_so(capture, tmp_path):
+    bare = tmp_path / "python-bare"
+    bare.write_text(f'#!/bin/sh\nexec env -u PYTHONPATH {sys.executable} -S "$@"\n')
+    bare.chmod(0o700)
+    result, _ = capture((str(bare), "-c", "pass"))
+    assert result.exit_code == 3
+    assert "has no tuner installed" in result.stderr
+
+
+def test_a_command_that_does_not_exist_is_told_so(capture):
+    result, _ = capture(("no-such-command",))
+    assert result.exit_code == 3
+    assert "no-such-command cannot be run" in result.stderr

@@ -1,0 +1,248 @@
+"""The recorder: in the place of Inductor's main step it notes a program's graphs, and runs them eagerly. Compiles no C++.
+
+For `tuner capture`. The script goes on whatever happens here: what cannot be recorded is noted with the reason, and runs eagerly
+all the same. What must be a compiled artifact (AOTInductor, a compile with an inner step of the caller's own) is compiled as
+always, after its graphs were noted.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import fx
+
+from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
+from tuner.compilers.inductor.capture import _native_form as native_form
+from tuner.compilers.inductor.capture import _with_native as with_native
+from tuner.compilers.inductor.capture import form_of, graph_forms
+from tuner.compilers.inductor.hooks import V, compile_fx, compile_fx_inner, functorch_config
+from tuner.compilers.inductor.program import copied, is_training, program_key
+from tuner.errors import UnsupportedGraph, one_line
+from tuner.target import Query
+from tuner.workload.captured import CapturedGraph, CapturedProgram, merged_data, with_data, write_file
+from tuner.workload.graph import Graph
+from tuner.workload.seen import seen_in, seen_in_all
+
+log = logging.getLogger("tuner")
+SEAM = "_compile_fx_main"
+# Inputs are looked at in the first calls, and then ever more seldom; a file is written again after as many seconds at least.
+FIRST_CALLS = 8
+REWRITE_S = 2.0
+
+Main = Callable[..., Any]
+# Whether the thread is within a compile of ours, whose parts pass the door too; and how often programs of scripts passed it.
+_within: ContextVar[bool] = ContextVar("tuner_recording", default=False)
+_passed: ContextVar[int] = ContextVar("tuner_programs_passed", default=0)
+_recordings: list[Recording] = []
+_numbers = itertools.count()
+
+
+def install(module: ModuleType, folder: Path) -> str:
+    """Puts the recorder into `torch._inductor.compile_fx`; why that cannot be, or "" where it is done."""
+    original: Main | None = getattr(module, SEAM, None)
+    if original is None:
+        return f"this torch lacks torch._inductor.compile_fx.{SEAM}"
+
+    @functools.wraps(original)
+    def recorded(model: Any, example_inputs: Sequence[Any], inner_compile: Main, *rest: Any, **more: Any) -> Any:
+        run = functools.partial(_further, original, rest, more)
+        if _within.get() or not isinstance(model, fx.GraphModule):
+            return original(model, example_inputs, inner_compile, *rest, **more)
+        _passed.set(_passed.get() + 1)
+        token = _within.set(True)
+        try:
+            return _record(folder, model, example_inputs, inner_compile, run)
+        finally:
+            _within.reset(token)
+
+    setattr(module, SEAM, recorded)
+    atexit.register(_write_all)
+    os.register_at_fork(after_in_child=_forget_counts)
+    return ""
+
+
+def _further(original: Main, rest: tuple[Any, ...], more: Mapping[str, Any], gm: Any, inputs: Any, inner: Main) -> Any:
+    return original(gm, inputs, inner, *rest, **more)
+
+
+def compile_for(
+    back_end: Callable[[Any, Any], Any], name: str, options: Mapping[str, Any], gm: fx.GraphModule, inputs: Sequence[Any]
+) -> Any:
+    """What torch.compile gets for a program that it gives to a `back_end` other than Inductor: the program recorded, run eagerly.
+
+    A back end of the user's own that asks Inductor itself is left to do so, with whatever settings it has.
+    """
+    if name == "tuner":
+        patches = torch._TorchCompileInductorWrapper(options.get("mode"), options.get("options"), None).config
+        return compile_fx(gm, inputs, config_patches=patches)
+    if name in torch._dynamo.list_backends(None):
+        return compile_fx(gm, inputs)
+    before, untouched = _passed.get(), copied(gm)
+    compiled = back_end(gm, inputs)
+    return compiled if _passed.get() != before else compile_fx(untouched, inputs)
+
+
+def _record(folder: Path, gm: fx.GraphModule, example_inputs: Sequence[Any], inner_compile: Main, run: Main) -> Any:
+    recording = Recording(folder)
+    untouched = copied(gm)
+    compiled: Any = None
+    if must_compile(inner_compile):
+        recording.trace(gm, example_inputs)
+        compiled = run(gm, example_inputs, inner_compile)
+    elif recording.key(gm, example_inputs):
+        compiled = recording.compile(gm, example_inputs, run)
+    recording.write()
+    return untouched.forward if compiled is None else compiled
+
+
+def must_compile(inner_compile: Main) -> bool:
+    """Whether what comes out must be a compiled artifact, which running eagerly cannot stand for."""
+    inner: Any = inner_compile
+    while inner is not compile_fx_inner:
+        inner = getattr(inner, "func", None) or getattr(inner, "__wrapped__", None)
+        if inner is None:
+            return True
+    return bool(V.aot_compilation or functorch_config.bundled_autograd_cache)
+
+
+class Recording:
+    """One program of this process, as it goes to its file."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.number = folder, next(_numbers)
+        self.query: Query | None = None
+        self.left_out: dict[str, str] = {}
+        self.graphs: list[CapturedGraph] = []
+        self.lock = threading.Lock()
+        self.written, self.changed = 0.0, False
+        _recordings.append(self)
+
+    def leave_out(self, error: Exception) -> None:
+        """Notes why something is missing."""
+        reason = error.reason if isinstance(error, UnsupportedGraph) else type(error).__name__
+        self.left_out.setdefault(reason, str(error) if isinstance(error, UnsupportedGraph) else one_line(error))
+
+    def key(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+        """Notes the program's query; whether its graphs can be recorded."""
+        elsewhere = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)} - {"cpu"}
+        # The script's border: what fails here on our account must not fail the script.
+        try:
+            if elsewhere:
+                raise UnsupportedGraph("device", f"an input is on {min(elsewhere)}; only the CPU is supported yet")
+            where = (cpu_target().fields(), cpu_toolchain(), ambient())
+            self.query = Query("program", program_key(gm, example_inputs), *where)
+        except Exception as error:
+            self.leave_out(error)
+        return not elsewhere
+
+    def trace(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+        """Notes the program's graphs without what is seen in their inputs; compiles nothing."""
+        if self.key(gm, example_inputs):
+            try:
+                self.graphs = [CapturedGraph(graph) for graph in graph_forms(gm, example_inputs, {})]
+            except Exception as error:
+                self.leave_out(error)
+
+    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], run: Main) -> Any:
+        """The program, which notes its graphs and runs eagerly; None where Inductor's own steps fail with it."""
+        native = None if is_training(example_inputs) else native_form(gm, example_inputs)
+
+        def inner(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
+            try:
+                graph = with_native(form_of(made, kwargs), native)
+            except Exception as error:
+                self.leave_out(error)
+                return _boxed(made.forward)
+            with self.lock:
+                place = len(self.graphs)
+                self.graphs.append(CapturedGraph(graph))
+            return self._running(made, place, frozenset(kwargs.get("static_input_idxs", ())))
+
+        try:
+            with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
+                return run(gm, example_inputs, inner)
+        except torch._dynamo.exc.RestartAnalysis:
+            _recordings.remove(self)
+            raise
+        except Exception as error:
+            self.leave_out(error)
+            return None
+
+    def _running(self, made: fx.GraphModule, place: int, static: frozenset[int]) -> Any:
+        def run(*inputs: Any) -> Any:
+            try:
+                self._look(place, inputs, static)
+            except Exception as error:
+                self.leave_out(error)
+            return made.forward(*inputs)
+
+        return _boxed(run)
+
+    def _look(self, place: int, inputs: Sequence[Any], static: frozenset[int]) -> None:
+        with self.lock, torch.no_grad():
+            known = self.graphs[place]
+            calls = known.calls + 1
+            graph = known.graph
+            if calls == 1:
+                graph = with_data(graph, seen_in_all(inputs, static))
+            elif calls <= FIRST_CALLS or calls & (calls - 1) == 0:
+                graph = _seen_again(graph, inputs, static)
+            self.graphs[place] = CapturedGraph(graph, calls)
+            self.changed = True
+        if calls == 1 or time.monotonic() - self.written > REWRITE_S:
+            self.write()
+
+    def write(self) -> None:
+        """Writes the program's file, where there is something to say. Never raises: the script goes on."""
+        with self.lock:
+            program = CapturedProgram(self.query, tuple(self.graphs), dict(self.left_out))
+            try:
+                write_file(self.folder / f"{os.getpid()}-{self.number}.json", program)
+            except (OSError, ValueError) as error:
+                log.warning("tuner: cannot write what was captured: %s", one_line(error))
+            self.written, self.changed = time.monotonic(), False
+
+
+def _boxed(run: Callable[..., Any]) -> Any:
+    def boxed(inputs: list[Any]) -> Any:
+        given = tuple(inputs)
+        inputs.clear()
+        return run(*given)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
+
+
+def _seen_again(graph: Graph, inputs: Sequence[Any], static: frozenset[int]) -> Graph:
+    """`graph` with the wider bounds of its integer inputs: those of other kinds are made like the first ones."""
+    data = list(graph.data)
+    for i, (value, seen) in enumerate(zip(inputs, data, strict=True)):
+        if isinstance(value, torch.Tensor) and i not in static and not (value.is_floating_point() or value.is_complex()):
+            data[i] = merged_data(seen, seen_in(value))
+    return with_data(graph, tuple(data))
+
+
+def _write_all() -> None:
+    for recording in _recordings:
+        if recording.changed:
+            recording.write()
+
+
+def _forget_counts() -> None:
+    """In a forked process: what was counted before is the parent's."""
+    for recording in _recordings:
+        recording.lock = threading.Lock()
+        recording.graphs = [CapturedGraph(one.graph) for one in recording.graphs]
+        recording.changed = False
