@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._inductor.compile_fx as compile_fx_module
 from serving import Bench, Example, gelu_of_norm, pointwise_then_sum, realise
 from torch._inductor.virtualized import V
 
 import tuner
 from tuner.answer import Answer, ProgramAnswer
 from tuner.cache.sqlite import SqliteStore
-from tuner.compilers import dynamo
-from tuner.compilers.inductor import backend, capture, pinned
+from tuner.compilers.inductor import backend, capture, doors, pinned
 from tuner.compilers.inductor.hooks import compiler_config, inductor_config
 from tuner.lookup.client import Client
 from tuner.plan import Plan
@@ -328,13 +328,13 @@ def test_a_native_winner_of_a_graph_that_is_not_met_is_compiled_by_default(bench
 def test_a_users_addition_to_the_caches_key_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
     tags = []
-    inner = pinned.compile_fx_inner
+    inner = compile_fx_module._compile_fx_inner
 
     def compile_fx_inner(*args: object, **kwargs: object) -> object:
         tags.append(compiler_config.cache_key_tag)
         return inner(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pinned, "compile_fx_inner", compile_fx_inner)
+    monkeypatch.setattr(compile_fx_module, "_compile_fx_inner", compile_fx_inner)
     with compiler_config.patch(cache_key_tag="mine"):
         assert outcome(bench.run(pointwise_then_sum())[1]) == ("served", "exact")
     (tag,) = tags
@@ -351,12 +351,12 @@ def test_a_choices_handler_that_a_user_has_set_is_not_replaced(bench: Bench) -> 
 def test_a_torch_without_our_hooks_compiles_by_default(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "tuner.compilers.inductor.backend", None)
-        dynamo._compile_program.cache_clear()
+        doors._compile_program.cache_clear()
         function, inputs = pointwise_then_sum()
         with torch.no_grad():
             torch.testing.assert_close(torch.compile(function, backend="tuner")(*inputs), function(*inputs))
         assert tuner.report()["counts"] == {}
-    dynamo._compile_program.cache_clear()
+    doors._compile_program.cache_clear()
 
 
 def test_a_failing_read_back_does_not_break_the_build(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import logging
+import sys
 from typing import Any
 
-log = logging.getLogger("tuner")
+from tuner.compilers.inductor import doors
+from tuner.lookup.client import warn_once
 
 
 def tuner_backend(gm: Any, example_inputs: Any, mode: str | None = None, options: Any = None) -> Any:
@@ -15,30 +15,18 @@ def tuner_backend(gm: Any, example_inputs: Any, mode: str | None = None, options
     mode, options: what they mean to Inductor; a setting that changes code makes another exact-match key. Where this torch lacks
     something that we use, Inductor alone compiles, after one warning.
     """
-    program = _compile_program()
-    if program is not None:
-        return program(gm, example_inputs, mode, options)
     import torch
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(gm, example_inputs, config_patches=torch._TorchCompileInductorWrapper(mode, options, None).config)
-
-
-@functools.cache
-def _compile_program() -> Any:
-    try:
-        from tuner.compilers.inductor.backend import compile_program
-    except (ImportError, AttributeError) as error:
-        log.warning("tuner: this torch is not supported (%s); Inductor compiles by default", error)
-        return None
-    return compile_program
+    if trouble := doors.install(sys.modules[doors.MODULE]):
+        warn_once("this torch is not supported (%s); Inductor compiles by default", trouble)
+    with doors.served():
+        return compile_fx(gm, example_inputs, config_patches=torch._TorchCompileInductorWrapper(mode, options, None).config)
 
 
 def reset() -> None:
     """What torch.compiler.reset() asks of a back end; here it forgets this process's client."""
-    if _compile_program() is not None:
-        from tuner.compilers.inductor import backend
-
+    if backend := sys.modules.get("tuner.compilers.inductor.backend"):
         backend.client.cache_clear()
 
 

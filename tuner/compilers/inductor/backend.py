@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch import fx
 
 from tuner.compilers.inductor import events
 from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
-from tuner.compilers.inductor.hooks import InductorChoices, V, compile_fx, compiler_config, inductor_config, missing_hooks
+from tuner.compilers.inductor.doors import Run
+from tuner.compilers.inductor.hooks import InductorChoices, V, compiler_config, missing_hooks
 from tuner.compilers.inductor.pinned import NotPinned, Pinned
 from tuner.compilers.inductor.program import copied, is_training, program_key
 from tuner.compilers.inductor.report import reporting
@@ -27,25 +29,30 @@ def client() -> Client:
     return Client(Settings.from_environment())
 
 
-def compile_program(gm: fx.GraphModule, example_inputs: Sequence[Any], mode: str | None, options: Any) -> Any:
-    """Never fails where Inductor would not: what goes wrong is counted, warned of once, and compiled by default."""
-    patches = torch._TorchCompileInductorWrapper(mode, options, None).config
-    by_default = functools.partial(compile_fx, config_patches=patches)
+def compile_program(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[..., Any], run: Run) -> Any:
+    """A program as it comes to the door, its settings in force; `inner` is the caller's inner step, `run` goes on to Inductor.
+
+    Never fails where Inductor would not: what goes wrong is counted, warned of once, and compiled by default.
+    """
+
+    def by_default(gm: fx.GraphModule) -> Any:
+        return run(gm, example_inputs, inner, None)
+
     events.count("program")
     # The client's border: what fails here on our account must not fail the user's build.
     try:
-        pinned = _pin(gm, example_inputs, patches)
+        pinned = _pin(gm, example_inputs, inner)
         untouched = copied(gm) if pinned is not None and (pinned.may_fail or pinned.answer.wanted) else None
     except UnsupportedGraph as error:
         events.count(f"default: {error.reason}")
-        return by_default(gm, example_inputs)
+        return by_default(gm)
     except Exception as error:
         events.swallowed("look-up error", error)
-        return by_default(gm, example_inputs)
+        return by_default(gm)
     if pinned is None:
-        return by_default(gm, example_inputs)
+        return by_default(gm)
     try:
-        compiled = pinned.compile(gm, example_inputs, patches)
+        compiled = pinned.compile(gm, example_inputs, run)
     except Exception as error:
         if untouched is None or not pinned.may_fail:
             raise
@@ -53,13 +60,16 @@ def compile_program(gm: fx.GraphModule, example_inputs: Sequence[Any], mode: str
             events.count("default: not pinned")
         else:
             events.swallowed("plan error", error)
-        compiled = by_default(copied(untouched), example_inputs)
+        compiled = by_default(copied(untouched))
     if untouched is None or not pinned.answer.wanted:
         return compiled
-    return reporting(compiled, untouched, example_inputs, patches, pinned)
+    if not isinstance(compiled, types.FunctionType):
+        events.count("miss not reported: an artifact")
+        return compiled
+    return reporting(compiled, untouched, example_inputs, {}, pinned)
 
 
-def _pin(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any]) -> Pinned | None:
+def _pin(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[..., Any]) -> Pinned | None:
     """Asks for the program's plans, once. None where nothing of ours applies."""
     door = client()
     if door.settings.disabled:
@@ -67,6 +77,8 @@ def _pin(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, A
         return None
     if missing := missing_hooks():
         raise UnsupportedGraph("missing_hooks", f"this torch lacks {', '.join(missing)}")
+    if not isinstance(gm, fx.GraphModule):
+        raise UnsupportedGraph("no_graph", f"the program is a {type(gm).__name__}")
     if is_training(example_inputs):
         raise UnsupportedGraph("training", "training graphs are not supported yet")
     if any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs):
@@ -74,7 +86,6 @@ def _pin(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, A
     if type(V.choices) is not InductorChoices:
         raise UnsupportedGraph("user_hooks", "a choices handler is set by the user")
     key = program_key(gm, example_inputs)
-    with inductor_config.patch(patches):
-        where = (cpu_target().fields(), cpu_toolchain(), ambient())
+    where = (cpu_target().fields(), cpu_toolchain(), ambient())
     answer = door.program(Query("program", key, *where))
-    return Pinned(key, answer, where, door, door.source, compiler_config.cache_key_tag)
+    return Pinned(key, answer, where, door, door.source, compiler_config.cache_key_tag, inner)

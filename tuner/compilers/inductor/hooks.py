@@ -5,17 +5,24 @@ Read in torch 2.13.0: torch/_inductor/compile_fx.py, scheduler.py, choices.py, g
 
 from __future__ import annotations
 
+import functools
+import sys
+from typing import Any
+
 import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 import torch.compiler.config as compiler_config
 from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import _recursive_joint_graph_passes as joint_graph_passes
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.compile_fx import compile_fx as _compile_fx
+from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import get_layout_constraint_tag, lowerings, make_fallback, tag_to_layout_constraint
 from torch._inductor.virtualized import V
+
+from tuner.compilers.inductor import doors
 
 try:
     from torch._inductor.custom_graph_pass import CustomSchedulerPass
@@ -43,6 +50,13 @@ __all__ = [
 ]
 
 
+@functools.wraps(_compile_fx)
+def compile_fx(*args: Any, **kwargs: Any) -> Any:
+    """Inductor's own for our own use: what is compiled with it is not served, whoever is."""
+    with doors.served(False):
+        return _compile_fx(*args, **kwargs)
+
+
 def missing_hooks() -> list[str]:
     """Hooks that plans need and this torch lacks; where there is one, everything compiles by default."""
     found = {
@@ -54,5 +68,6 @@ def missing_hooks() -> list[str]:
         "config._pre_fusion_custom_pass": hasattr(inductor_config, "_pre_fusion_custom_pass"),
         "config._post_fusion_custom_pass": hasattr(inductor_config, "_post_fusion_custom_pass"),
         "torch.compiler.config.cache_key_tag": hasattr(compiler_config, "cache_key_tag"),
+        f"{doors.MODULE}.{doors.SEAM}": not doors.install(sys.modules[doors.MODULE]),
     }
     return [name for name, there in found.items() if not there]

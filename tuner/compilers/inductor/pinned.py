@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,8 @@ from tuner.compilers.inductor import events
 from tuner.compilers.inductor.apply import APPLY_VERSION, Realised, applied
 from tuner.compilers.inductor.capture import form_of
 from tuner.compilers.inductor.decompose import TableWithout, late_decompose, native_table
-from tuner.compilers.inductor.hooks import compile_fx, compile_fx_inner, compiler_config, inductor_config
+from tuner.compilers.inductor.doors import Run
+from tuner.compilers.inductor.hooks import compiler_config, inductor_config
 from tuner.compilers.inductor.program import copied
 from tuner.errors import PlanNotRealised, UnsupportedGraph, find_cause
 from tuner.lookup.client import Client
@@ -42,14 +43,22 @@ class Pinned:
     """The answers for one program at one generation, and how its graphs are compiled with them.
 
     The store may change before the graphs are compiled: these answers hold all the same. user_tag: the user's own addition to the
-    compile caches' key. graphs: what was compiled, where a daemon wants it; nothing where a compile cache answered.
+    compile caches' key. inner: the inner step of whoever compiles, Inductor's own or one around it. graphs: what was compiled,
+    where a daemon wants it; nothing where a compile cache answered.
     """
 
     def __init__(
-        self, key: str, answer: ProgramAnswer, where: tuple[Mapping[str, Any], ...], door: Client, source: str, user_tag: str
+        self,
+        key: str,
+        answer: ProgramAnswer,
+        where: tuple[Mapping[str, Any], ...],
+        door: Client,
+        source: str,
+        user_tag: str,
+        inner: Callable[..., Any],
     ):
         self.key, self.answer, self.where = key, answer, where
-        self.door, self.source, self.user_tag = door, source, user_tag
+        self.door, self.source, self.user_tag, self.inner = door, source, user_tag, inner
         self.read_back = door.settings.read_back
         self.graphs: list[Graph] = []
 
@@ -70,18 +79,11 @@ class Pinned:
         """Whether compiling could fail on our account."""
         return self.tag != self.user_tag
 
-    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any]) -> Any:
+    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], run: Run) -> Any:
         # Where a plan keeps ops native, AOTAutograd leaves all ops undecomposed that may stay native, and the inner step
         # decomposes those that this plan does not keep: what is compiled is what was measured, and has the key it should have.
-        decompositions = native_table() if self.answer.native else None
         with compiler_config.patch(cache_key_tag=self.tag):
-            return compile_fx(
-                gm,
-                example_inputs,
-                inner_compile=self._inner_compile,
-                config_patches=patches,
-                decompositions=decompositions,
-            )
+            return run(gm, example_inputs, self._inner_compile, native_table if self.answer.native else None)
 
     def _inner_compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         found = self._find(gm, kwargs)
@@ -120,7 +122,7 @@ class Pinned:
         if self.answer.native:
             gm = late_decompose(gm, native)
             kwargs = {**kwargs, "get_decomp_fn": TableWithout(tuple(native))}
-        return compile_fx_inner(gm, example_inputs, **kwargs)
+        return self.inner(gm, example_inputs, **kwargs)
 
     def _find(self, gm: fx.GraphModule, kwargs: dict[str, Any]) -> Found:
         """The graph's key, taken as the default would decompose it, and the answer."""
