@@ -75,8 +75,8 @@ def sweep(
 ) -> None:
     """Tune the graphs of each SPEC and store the winners.
 
-    SPEC is file.py:function, which returns a callable and its example inputs, or the key of a stored workload. Ctrl-C keeps what
-    was measured.
+    SPEC is file.py:function, which returns a callable and its example inputs; model.pt2, which torch.export.save wrote; or the key
+    of a stored workload. Ctrl-C keeps what was measured.
     """
     given = {"--trials": trials, "--seconds": seconds, "--threads": threads, "--memory-limit": memory_limit, "--jobs": jobs}
     for name, value in given.items():

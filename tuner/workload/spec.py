@@ -1,4 +1,4 @@
-"""SPEC, the way a user names what to tune: `file.py:function`, or the key of a stored graph."""
+"""SPEC, the way a user names what to tune: `file.py:function`, `model.pt2`, or the key of a stored graph."""
 
 from __future__ import annotations
 
@@ -12,28 +12,18 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tuner.errors import SpecError, one_line
+from tuner.workload.pt2 import SUFFIX, load_pt2
 
 
 def load_spec(spec: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The callable and the example inputs that the function named by `file.py:function` returns.
+    """The callable and the example inputs that the function named by `file.py:function` returns, or those of `model.pt2`.
 
     The callable has run once in eager mode, without gradients, on copies of the inputs. Raises SpecError with one line.
     """
-    path, separator, name = spec.rpartition(":")
-    if not separator or not path or not name:
-        raise SpecError(f"{spec!r} is neither file.py:function nor the key of a stored workload")
-    function = _load_function(Path(path), name)
-    try:
-        made = function()
-    except (Exception, SystemExit) as error:
-        raise SpecError(f"{spec}: {name}() raised {one_line(error)}") from error
-    if not (isinstance(made, tuple | list) and len(made) == 2 and callable(made[0])):
-        raise SpecError(f"{spec}: {name}() returned {type(made).__name__}, not a pair of a callable and its example inputs")
-    target, inputs = made
-    inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    target, inputs = load_pt2(Path(spec)) if spec.endswith(SUFFIX) else _from_function(spec)
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     if not tensors and not isinstance(target, torch.nn.Module):
-        raise SpecError(f"{spec}: the example inputs of {name}() hold no tensor")
+        raise SpecError(f"{spec}: the example inputs hold no tensor")
     if elsewhere := sorted({tensor.device.type for tensor in tensors} - {"cpu"}):
         raise SpecError(f"{spec}: an input is on {elsewhere[0]}; only the CPU is supported yet")
     try:
@@ -42,6 +32,21 @@ def load_spec(spec: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     except (Exception, SystemExit) as error:
         raise SpecError(f"{spec}: it fails in eager mode: {one_line(error)}") from error
     return target, inputs
+
+
+def _from_function(spec: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    path, separator, name = spec.rpartition(":")
+    if not separator or not path or not name:
+        raise SpecError(f"{spec!r} is neither file.py:function, nor model.pt2, nor the key of a stored workload")
+    function = _load_function(Path(path), name)
+    try:
+        made = function()
+    except (Exception, SystemExit) as error:
+        raise SpecError(f"{spec}: {name}() raised {one_line(error)}") from error
+    if not (isinstance(made, tuple | list) and len(made) == 2 and callable(made[0])):
+        raise SpecError(f"{spec}: {name}() returned {type(made).__name__}, not a pair of a callable and its example inputs")
+    target, inputs = made
+    return target, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
 
 
 def _load_function(path: Path, name: str) -> Callable[..., Any]:
