@@ -75,7 +75,7 @@ def sweep(
 ) -> None:
     """Tune the graphs of each SPEC and store the winners.
 
-    SPEC is file.py:function, which returns a callable and its example inputs; model.pt2, which torch.export.save wrote; or the key
+    SPEC is file.py:function, which returns a callable and its example inputs; model.pt2, written by torch.export.save; or the key
     of a stored workload. Ctrl-C keeps what was measured.
     """
     given = {"--trials": trials, "--seconds": seconds, "--threads": threads, "--memory-limit": memory_limit, "--jobs": jobs}
