@@ -19,6 +19,8 @@ from tuner.cli.output import (
     settings_for,
     speedup,
     store_option,
+    varying_of,
+    varying_options,
     workload_json,
 )
 from tuner.errors import StoreError
@@ -35,9 +37,10 @@ Find = Callable[[str], list[str]]
 @click.command(short_help="Show what a compile of SPEC would be told.")
 @click.argument("spec")
 @click.option("--threads", type=click.IntRange(min=1), default=None, help="Ask for this thread count.  [default: torch's own]")
+@varying_options
 @store_option
 @json_option
-def lookup(spec: str, threads: int | None, store: Path | None, as_json: bool) -> None:
+def lookup(spec: str, threads: int | None, dims: tuple[str, ...], dynamic: bool, store: Path | None, as_json: bool) -> None:
     """Show, for each graph of SPEC, the answer that a compile would get, and why.
 
     The daemon is asked if one serves the store, else the store is read. A miss is an answer too: the compiler's default.
@@ -46,7 +49,7 @@ def lookup(spec: str, threads: int | None, store: Path | None, as_json: bool) ->
 
     settings = settings_for(store)
     with stored_graphs(settings.store) as (forms, find):
-        resolved = graphs_of(spec, threads, forms, find)
+        resolved = graphs_of(spec, threads, forms, find, varying_of(dims, dynamic))
     client = Client(settings)
     programs: dict[str, ProgramAnswer] = {}
     found = []

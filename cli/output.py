@@ -17,6 +17,7 @@ from tuner.errors import UsageError
 from tuner.measurement import Winner
 from tuner.settings import Settings
 from tuner.target import Query
+from tuner.workload.shapes import parse_dims
 
 if TYPE_CHECKING:
     from tuner.search.workloads import Resolved
@@ -75,13 +76,32 @@ def user_output_on_stderr() -> Iterator[None]:
 
 
 def graphs_of(
-    spec: str, threads: int | None, forms: Callable[[str], Mapping[str, Any] | None], find: Callable[[str], list[str]]
+    spec: str,
+    threads: int | None,
+    forms: Callable[[str], Mapping[str, Any] | None],
+    find: Callable[[str], list[str]],
+    varying: tuple[Mapping[str, Sequence[int]], bool] = ({}, False),
 ) -> list[Resolved]:
-    """The graphs of a SPEC, as `tuner.search.workloads.resolve`, with what the user's code prints out of the way."""
+    """The graphs of a SPEC, as `tuner.search.workloads.resolve`, with what the user's code prints out of the way.
+
+    varying: what `varying_of` says.
+    """
     from tuner.search.workloads import resolve
 
     with user_output_on_stderr():
-        return resolve(spec, threads=threads, forms=forms, find=find)
+        return resolve(spec, threads=threads, forms=forms, find=find, dims=varying[0], dynamic=varying[1])
+
+
+def varying_options(function: Function) -> Function:
+    """--dim and --dynamic; `varying_of` reads them."""
+    text = "Sizes of a dimension that varies: a name that SPEC declares, or ARGUMENT.AXIS. Repeatable."
+    function = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE,…", help=text)(function)
+    return click.option("--dynamic", is_flag=True, help="Tune what torch.compile(dynamic=True) makes of SPEC.")(function)
+
+
+def varying_of(dims: Sequence[str], dynamic: bool) -> tuple[dict[str, tuple[int, ...]], bool]:
+    """The sizes by name, and whether all sizes vary. Raises UsageError."""
+    return parse_dims(dims), dynamic
 
 
 def print_json(value: Any) -> None:

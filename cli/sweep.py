@@ -21,6 +21,8 @@ from tuner.cli.output import (
     settings_for,
     socket_option,
     store_option,
+    varying_of,
+    varying_options,
     winner_json,
     workload_json,
 )
@@ -54,6 +56,7 @@ WINNER_FIELDS = ("default_ms", "winner_ms", "speedup", "speedup_low", "speedup_h
     show_default=True,
     help="On a busy machine: wait, then refuse what stays noisy; or measure all the same.",
 )
+@varying_options
 @store_option
 @socket_option
 @json_option
@@ -69,14 +72,16 @@ def sweep(
     again: bool,
     retry_quarantined: bool,
     when_busy: str,
+    dims: tuple[str, ...],
+    dynamic: bool,
     store: Path | None,
     socket: Path | None,
     as_json: bool,
 ) -> None:
     """Tune the graphs of each SPEC and store the winners.
 
-    SPEC is file.py:function, which returns a callable and its example inputs; model.pt2, written by torch.export.save; or the key
-    of a stored workload. Ctrl-C keeps what was measured.
+    SPEC is file.py:function, which returns a callable and its example inputs, or the key of a stored workload. Ctrl-C keeps what
+    was measured. With --dim the plan that wins is one that does no harm at any of the sizes.
     """
     given = {"--trials": trials, "--seconds": seconds, "--threads": threads, "--memory-limit": memory_limit, "--jobs": jobs}
     for name, value in given.items():
@@ -84,6 +89,7 @@ def sweep(
             raise UsageError(f"{name} must be more than 0, not {value:g}")
     if threads is not None and threads > (os.cpu_count() or 1):
         raise UsageError(f"--threads must be at most {os.cpu_count()}, the number of cores, not {threads}")
+    varying = varying_of(dims, dynamic)
     settings = settings_for(store, socket)
     import torch
 
@@ -110,7 +116,9 @@ def sweep(
     rules = Rules(retry=retry_quarantined, jobs=jobs)
     ask_to_yield(settings.socket)
     with SqliteStore(settings.store) as opened, ExitStack() as stack:
-        workloads = [workload for spec in specs for workload in graphs_of(spec, threads, opened.graph, opened.find_graphs)]
+        workloads = [
+            workload for spec in specs for workload in graphs_of(spec, threads, opened.graph, opened.find_graphs, varying)
+        ]
         show, insist = watched(stack, quiet=as_json), stack.enter_context(insistent_interrupts())
 
         def waiting(why: str) -> None:

@@ -42,7 +42,7 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What SPECs stand for, without torch: a made-up SPEC of two graphs. Gives what `resolve` was asked."""
     asked: dict[str, Any] = {}
 
-    def resolve(spec: str, *, threads: int | None, forms: Any, find: Any) -> list[Any]:
+    def resolve(spec: str, *, threads: int | None, forms: Any, find: Any, **_: Any) -> list[Any]:
         if spec != "m.py:f":
             raise SpecError(f"{spec}: no such file")
         asked.update(threads=threads, found=find(query("a").workload_key))

@@ -278,7 +278,7 @@ def test_a_store_that_is_not_there_is_exit_code_4_and_is_not_made(tmp_path):
 
 
 def test_a_spec_shows_the_graphs_it_stands_for(path, monkeypatch):
-    def resolve(spec, *, threads, forms, find):
+    def resolve(spec, *, find, **_):
         return [SimpleNamespace(query=query(name)) for name in ("b", "a", "b")]
 
     monkeypatch.setitem(sys.modules, "tuner.search.workloads", SimpleNamespace(resolve=resolve))

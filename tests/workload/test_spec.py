@@ -9,7 +9,7 @@ import torch
 
 from tuner.errors import SpecError
 from tuner.workload.graph import is_stored_key
-from tuner.workload.spec import load_spec
+from tuner.workload.spec import load, load_spec
 
 HEAD = "import sys\nimport torch\n"
 GOOD = HEAD + "def made():\n    return torch.exp, (torch.ones(3),)\n"
@@ -57,7 +57,7 @@ BROKEN = {
     "raises": HEAD + "def made():\n    raise ValueError('first\\nsecond')\n",
     "quits": HEAD + "def made():\n    sys.exit(0)\n",
     "returns nothing": HEAD + "def made():\n    pass\n",
-    "returns three": HEAD + "def made():\n    return torch.exp, (torch.ones(3),), {}\n",
+    "returns four": HEAD + "def made():\n    return torch.exp, (torch.ones(3),), {}, 1\n",
     "returns no callable": HEAD + "def made():\n    return torch.ones(3), (torch.ones(3),)\n",
     "returns no tensors": HEAD + "def made():\n    return abs, (3,)\n",
     "fails in eager mode": HEAD + "def made():\n    return torch.mm, (torch.ones(3, 4), torch.ones(3, 4))\n",
@@ -82,3 +82,12 @@ def test_a_stored_key_is_told_from_a_file():
     assert is_stored_key("85288dbb54b9")
     assert is_stored_key("ab" * 32)
     assert not any(map(is_stored_key, ["", "85288", "xyzxyz", "ab" * 33, "a.py:f", "ABCDEF"]))
+
+
+def test_a_third_value_names_the_sizes_that_vary(spec):
+    body = "import torch\ndef made():\n    return torch.relu, (torch.ones(2, 3),), "
+    assert load(spec(body + "{'batch': [(0, 0)]}\n")).dims == {"batch": ((0, 0),)}
+    assert load_spec(spec(body + "{'batch': [(0, 0)]}\n"))[1][0].shape == (2, 3)
+    for wrong in ("{'batch': 0}", "[0]", "{'batch': [(0,)]}", "{'batch': [('a', 0)]}"):
+        with pytest.raises(SpecError, match="is no dict of names of sizes"):
+            load(spec(body + wrong + "\n"))

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
-from tuner.errors import SpecError
+from tuner.errors import SpecError, UsageError
 from tuner.measurement import Policy
 from tuner.target import Query
 from tuner.workload.graph import Graph, is_stored_key
+from tuner.workload.shapes import MAX_SIZES, STATIC, Shapes, default_sizes
 
 
 @dataclass(frozen=True)
 class Resolved:
     """One graph of a SPEC. program_query: the program it was captured from; None for a stored key.
 
-    sizes: of a symbolic graph, the values of its symbols at which it is tuned; see `Policy.sizes`.
+    sizes: of a symbolic graph, the values of its symbols at which it is tuned; see `Policy.sizes`. shapes: what varies in the
+    whole callable.
     """
 
     spec: str
@@ -24,6 +28,7 @@ class Resolved:
     query: Query
     program_query: Query | None
     sizes: tuple[tuple[int, ...], ...] = ()
+    shapes: Shapes = STATIC
 
     def policy(self, policy: Policy) -> Policy:
         """How times of this graph are taken in a sweep of this policy."""
@@ -46,14 +51,18 @@ def resolve(
     threads: int | None,
     forms: Callable[[str], Mapping[str, Any] | None],
     find: Callable[[str], list[str]],
+    dims: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    dynamic: bool = False,
 ) -> list[Resolved]:
     """The graphs of `spec`, in order, under this process's settings; torch's thread count is set to `threads` if given.
 
-    forms, find: a store's `graph` and `find_graphs`. Raises SpecError, UnsupportedGraph.
+    forms, find: a store's `graph` and `find_graphs`. dims: sizes by the name of what varies; dynamic: whatever can vary does.
+    Raises SpecError, UnsupportedGraph, UsageError.
     """
     import torch
 
-    from tuner.workload.spec import load_spec
+    from tuner.workload.dims import check_sizes, dims_of
+    from tuner.workload.spec import load
 
     threads = torch.get_num_threads() if threads is None else threads
     torch.set_num_threads(threads)
@@ -63,29 +72,105 @@ def resolve(
             raise SpecError(f"{spec}: {'no stored workload has' if not keys else f'{len(keys)} stored workloads have'} this key")
         form = forms(keys[0])
         assert form is not None
-        return [_resolved(spec, Graph.from_json(form), None)]
-    function, inputs = load_spec(spec)
+        graph = Graph.from_json(form)
+        return [_resolved(spec, graph, None, sizes=sizes_named(graph, dims))]
+    loaded = load(spec)
     # A SPEC that sets a number of its own would be tuned for another than it was asked for.
     torch.set_num_threads(threads)
-    return resolve_callable(spec, function, inputs)
+    shapes = Shapes(dims_of(dims, loaded.dims, loaded.function, loaded.inputs), dynamic)
+    try:
+        check_sizes(loaded.function, loaded.inputs, shapes)
+        return resolve_callable(spec, loaded.function, loaded.inputs, shapes)
+    except SpecError as error:
+        if not str(error).startswith(spec):
+            error.args = (f"{spec}: {error}",)
+        raise
 
 
-def resolve_callable(spec: str, function: Callable[..., Any], inputs: Sequence[Any]) -> list[Resolved]:
-    """The graphs that torch.compile makes of `function` for `inputs`, in order; `spec` names them. Raises as `resolve`."""
+def resolve_callable(spec: str, function: Callable[..., Any], inputs: Sequence[Any], shapes: Shapes = STATIC) -> list[Resolved]:
+    """The graphs that torch.compile makes of `function` for `inputs`, in order; `spec` names them. Raises as `resolve`.
+
+    Where sizes vary, those of each size: one that is the same at several has these as its sizes.
+    """
     from tuner.compilers.inductor.capture import capture
     from tuner.compilers.inductor.hooks import missing_hooks
 
     if missing := missing_hooks():
         raise SpecError(f"this torch lacks {', '.join(missing)}: no plan could be applied")
     try:
-        programs = capture(function, inputs)
+        if not shapes:
+            return [_resolved(spec, graph, program.key) for program in capture(function, inputs) for graph in program.graphs]
+        return list(_at_each_size(spec, function, inputs, shapes).values())
     except SpecError as error:
         error.args = (f"{spec}: {error}",)
         raise
-    return [_resolved(spec, graph, program.key) for program in programs for graph in program.graphs]
 
 
-def _resolved(spec: str, graph: Graph, program_key: str | None) -> Resolved:
+def _at_each_size(
+    spec: str, function: Callable[..., Any], inputs: Sequence[Any], shapes: Shapes
+) -> dict[tuple[str, str], Resolved]:
+    """The graphs, by the keys of program and graph, that are made for some size; each with the sizes for which it is."""
+    from tuner.compilers.inductor.capture import capture
+    from tuner.compilers.marks import marked
+    from tuner.workload.dims import resized
+
+    found: dict[tuple[str, str], Resolved] = {}
+    for point in shapes.points:
+        made = resized(inputs, point)
+        for dynamic in shapes.compilations:
+            for program in capture(function, marked(made, shapes.dims), dynamic):
+                for graph in program.graphs:
+                    key = program.key, graph.key
+                    # Of sizes that nobody named those of the example inputs are one.
+                    sizes = (hints_of(graph),) if shapes.dims and hints_of(graph) else ()
+                    known = found.get(key) or _resolved(spec, graph, program.key, shapes, sizes)
+                    found[key] = replace(known, sizes=tuple(dict.fromkeys((*known.sizes, *sizes))))
+    return found
+
+
+def sizes_named(graph: Graph, dims: Mapping[str, Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """The values of a stored graph's symbols that `dims` asks for by their own names, "s0"; none asked for: none.
+
+    Raises UsageError for another name, and where there are too many.
+    """
+    symbols = symbols_of(graph)
+    names = [f"s{i}" for i in range(len(symbols))]
+    if unknown := [name for name in dims if name not in names]:
+        known = f"has the sizes {', '.join(names)}" if names else "has no size that varies"
+        raise UsageError(f"--dim {unknown[0]}: the stored graph {known}")
+    if not dims:
+        return ()
+    points = tuple(itertools.product(*(dims.get(name, (hint,)) for name, hint in zip(names, hints_of(graph), strict=True))))
+    if len(points) > MAX_SIZES:
+        raise UsageError(f"--dim: these are {len(points)} combinations of sizes, more than {MAX_SIZES}")
+    for point in points:
+        for name, size, symbol in zip(names, point, symbols, strict=True):
+            if size < symbol.low or (symbol.high is not None and size > symbol.high):
+                raise UsageError(f"--dim {name}={size}: in this graph it is from {symbol.low} to {symbol.high or 'any size'}")
+    return points
+
+
+def sizes_of(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """The sizes at which a graph is tuned where nobody named any; none where none varies."""
+    symbols = symbols_of(graph)
+    return default_sizes(hints_of(graph), [(symbol.low, symbol.high) for symbol in symbols]) if symbols else ()
+
+
+def symbols_of(graph: Graph) -> tuple[Any, ...]:
+    return getattr(graph, "symbols", ())
+
+
+def hints_of(graph: Graph) -> tuple[int, ...]:
+    return tuple(symbol.hint for symbol in symbols_of(graph))
+
+
+def _resolved(
+    spec: str,
+    graph: Graph,
+    program_key: str | None,
+    shapes: Shapes = STATIC,
+    sizes: tuple[tuple[int, ...], ...] = (),
+) -> Resolved:
     from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
 
     for node in graph.inputs:
@@ -93,4 +178,4 @@ def _resolved(spec: str, graph: Graph, program_key: str | None) -> Resolved:
             raise SpecError(f"{spec}: an input is on {node.value[3]}; only the CPU is supported yet")
     where = (cpu_target().fields(), cpu_toolchain(), ambient())
     program = None if program_key is None else Query("program", program_key, *where)
-    return Resolved(spec, graph, Query("graph", graph.key, *where), program)
+    return Resolved(spec, graph, Query("graph", graph.key, *where), program, sizes or sizes_of(graph), shapes)

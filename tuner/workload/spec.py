@@ -1,10 +1,11 @@
-"""SPEC, the way a user names what to tune: `file.py:function`, `model.pt2`, or the key of a stored graph."""
+"""SPEC, the way a user names what to tune: `file.py:function`, or the key of a stored graph."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,44 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tuner.errors import SpecError, one_line
-from tuner.workload.pt2 import SUFFIX, load_pt2
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a SPEC names. dims: names of sizes that may vary, each with where it stands, see `tuner.workload.shapes.Place`."""
+
+    function: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    dims: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
 def load_spec(spec: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The callable and the example inputs that the function named by `file.py:function` returns, or those of `model.pt2`.
+    """The callable and the example inputs of `load`."""
+    loaded = load(spec)
+    return loaded.function, loaded.inputs
+
+
+def load(spec: str) -> Loaded:
+    """What the function named by `file.py:function` returns: a callable, its example inputs and, if it likes, names of sizes.
 
     The callable has run once in eager mode, without gradients, on copies of the inputs. Raises SpecError with one line.
     """
-    target, inputs = load_pt2(Path(spec)) if spec.endswith(SUFFIX) else _from_function(spec)
+    path, separator, name = spec.rpartition(":")
+    if not separator or not path or not name:
+        raise SpecError(f"{spec!r} is neither file.py:function nor the key of a stored workload")
+    function = _load_function(Path(path), name)
+    try:
+        made = function()
+    except (Exception, SystemExit) as error:
+        raise SpecError(f"{spec}: {name}() raised {one_line(error)}") from error
+    if not (isinstance(made, tuple | list) and len(made) in (2, 3) and callable(made[0])):
+        raise SpecError(f"{spec}: {name}() returned {type(made).__name__}, not a callable and its example inputs")
+    target, inputs, *rest = made
+    dims = _dims(spec, name, rest[0] if rest else {})
+    inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     if not tensors and not isinstance(target, torch.nn.Module):
-        raise SpecError(f"{spec}: the example inputs hold no tensor")
+        raise SpecError(f"{spec}: the example inputs of {name}() hold no tensor")
     if elsewhere := sorted({tensor.device.type for tensor in tensors} - {"cpu"}):
         raise SpecError(f"{spec}: an input is on {elsewhere[0]}; only the CPU is supported yet")
     try:
@@ -31,22 +58,16 @@ def load_spec(spec: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
             target(*pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, inputs))
     except (Exception, SystemExit) as error:
         raise SpecError(f"{spec}: it fails in eager mode: {one_line(error)}") from error
-    return target, inputs
+    return Loaded(target, inputs, dims)
 
 
-def _from_function(spec: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    path, separator, name = spec.rpartition(":")
-    if not separator or not path or not name:
-        raise SpecError(f"{spec!r} is neither file.py:function, nor model.pt2, nor the key of a stored workload")
-    function = _load_function(Path(path), name)
+def _dims(spec: str, name: str, declared: Any) -> dict[str, tuple[tuple[int, int], ...]]:
     try:
-        made = function()
-    except (Exception, SystemExit) as error:
-        raise SpecError(f"{spec}: {name}() raised {one_line(error)}") from error
-    if not (isinstance(made, tuple | list) and len(made) == 2 and callable(made[0])):
-        raise SpecError(f"{spec}: {name}() returned {type(made).__name__}, not a pair of a callable and its example inputs")
-    target, inputs = made
-    return target, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        return {str(dim): tuple((int(position), int(axis)) for position, axis in places) for dim, places in declared.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise SpecError(
+            f"{spec}: the third that {name}() returned is no dict of names of sizes, each with its (position of an input, axis)"
+        ) from error
 
 
 def _load_function(path: Path, name: str) -> Callable[..., Any]:

@@ -30,6 +30,8 @@ class Program:
 
 
 log = logging.getLogger("tuner")
+# Else sizes that varied in other runs of a script would be dynamic here.
+NO_PROFILE = {"automatic_dynamic_local_pgo": False, "automatic_dynamic_remote_pgo": False}
 
 
 class _Stop(Exception):
@@ -132,10 +134,11 @@ def with_data(graph: Graph, data: tuple[InputData, ...]) -> Graph:
     return replace(graph, data=data, native_form=native)
 
 
-def capture(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Program]:
+def capture(function: Callable[..., Any], inputs: Sequence[Any], dynamic: bool | None = False) -> list[Program]:
     """The programs, in order, that `torch.compile(function)` makes for `inputs`; the function runs once, without gradients.
 
-    Raises UnsupportedGraph, naming the node, for a graph that cannot be stored, SpecError for what Dynamo cannot compile.
+    dynamic: as torch.compile takes it. Raises UnsupportedGraph, naming the node, for a graph that cannot be stored, SpecError for
+    what Dynamo cannot compile.
     """
     programs: list[Program] = []
     torch._dynamo.reset()
@@ -143,11 +146,11 @@ def capture(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Program
         functorch_config.patch(enable_autograd_cache=False),
         inductor_config.patch(fx_graph_cache=False),
         # Else Dynamo would break the graph there and specialise on the size that came out.
-        dynamo_config.patch(capture_dynamic_output_shape_ops=True),
+        dynamo_config.patch(capture_dynamic_output_shape_ops=True, **NO_PROFILE),
         contextlib.nullcontext() if torch.is_inference_mode_enabled() else torch.no_grad(),
     ):
         try:
-            torch.compile(function, backend=_recorder(programs), dynamic=False)(*inputs)
+            torch.compile(function, backend=_recorder(programs), dynamic=dynamic)(*inputs)
         except Exception as error:
             if own := find_cause(error, UnsupportedGraph):
                 raise own from error
