@@ -14,6 +14,7 @@ from tuner.cli.output import (
     SHORT_KEY,
     graphs_of,
     json_option,
+    phase_option,
     print_block,
     print_json,
     settings_for,
@@ -25,6 +26,7 @@ from tuner.cli.output import (
 )
 from tuner.errors import StoreError
 from tuner.plan import Plan
+from tuner.workload.graph import SpecPhase
 
 if TYPE_CHECKING:
     from tuner.lookup.client import Client
@@ -38,9 +40,18 @@ Find = Callable[[str], list[str]]
 @click.argument("spec")
 @click.option("--threads", type=click.IntRange(min=1), default=None, help="Ask for this thread count.  [default: torch's own]")
 @varying_options
+@phase_option
 @store_option
 @json_option
-def lookup(spec: str, threads: int | None, dims: tuple[str, ...], dynamic: bool, store: Path | None, as_json: bool) -> None:
+def lookup(
+    spec: str,
+    threads: int | None,
+    dims: tuple[str, ...],
+    dynamic: bool,
+    phase: SpecPhase | None,
+    store: Path | None,
+    as_json: bool,
+) -> None:
     """Show, for each graph of SPEC, the answer that a compile would get, and why.
 
     The daemon is asked if one serves the store, else the store is read. A miss is an answer too: the compiler's default.
@@ -49,17 +60,18 @@ def lookup(spec: str, threads: int | None, dims: tuple[str, ...], dynamic: bool,
 
     settings = settings_for(store)
     with stored_graphs(settings.store) as (forms, find):
-        resolved = graphs_of(spec, threads, forms, find, varying_of(dims, dynamic))
+        resolved = graphs_of(spec, threads, forms, find, varying_of(dims, dynamic), phase)
     client = Client(settings)
     programs: dict[str, ProgramAnswer] = {}
     found = []
     for place, workload in enumerate(resolved, start=1):
         answer = as_compiled(client, workload, programs)
         named = workload_json(workload.query, workload.spec, workload.program_key)
-        found.append({**named, **answer.to_json(), "source": client.source})
+        found.append({**named, "phase": workload.graph.phase, **answer.to_json(), "source": client.source})
         if not as_json:
+            of = f"graph {place} of {len(resolved)}{'' if workload.graph.phase == 'inference' else f', {workload.graph.phase}'}"
             print_block(
-                f"{workload.spec}  graph {place} of {len(resolved)}  {workload.query.workload_key[:SHORT_KEY]}",
+                f"{workload.spec}  {of}  {workload.query.workload_key[:SHORT_KEY]}",
                 [
                     ("target", workload.query.target_name),
                     ("winner", f"{answer.winner}: {answer.plan.describe()}" if answer.winner == "plan" else "default"),

@@ -17,6 +17,7 @@ from tuner.errors import UsageError
 from tuner.measurement import Winner
 from tuner.settings import Settings
 from tuner.target import Query
+from tuner.workload.graph import SPEC_PHASES, SpecPhase
 from tuner.workload.shapes import parse_dims
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def graphs_of(
     forms: Callable[[str], Mapping[str, Any] | None],
     find: Callable[[str], list[str]],
     varying: tuple[Mapping[str, Sequence[int]], bool] = ({}, False),
+    phase: SpecPhase | None = None,
 ) -> list[Resolved]:
     """The graphs of a SPEC, as `tuner.search.workloads.resolve`, with what the user's code prints out of the way.
 
@@ -89,7 +91,7 @@ def graphs_of(
     from tuner.search.workloads import resolve
 
     with user_output_on_stderr():
-        return resolve(spec, threads=threads, forms=forms, find=find, dims=varying[0], dynamic=varying[1])
+        return resolve(spec, threads=threads, forms=forms, find=find, dims=varying[0], dynamic=varying[1], phase=phase)
 
 
 def varying_options(function: Function) -> Function:
@@ -102,6 +104,11 @@ def varying_options(function: Function) -> Function:
 def varying_of(dims: Sequence[str], dynamic: bool) -> tuple[dict[str, tuple[int, ...]], bool]:
     """The sizes by name, and whether all sizes vary. Raises UsageError."""
     return parse_dims(dims), dynamic
+
+
+def phase_option(function: Function) -> Function:
+    text = "Take SPEC as a call without gradients, or as a training step.  [default: a step where an output requires a gradient]"
+    return click.option("--phase", type=click.Choice(SPEC_PHASES), default=None, help=text)(function)
 
 
 def print_json(value: Any) -> None:

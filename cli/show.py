@@ -16,6 +16,7 @@ from tuner.cli.output import (
     graphs_of,
     json_option,
     named,
+    phase_option,
     print_block,
     print_json,
     print_table,
@@ -37,7 +38,7 @@ from tuner.errors import SpecError
 from tuner.measurement import STATUSES, Measurement, ProgramFinal, Winner, what_was_wrong
 from tuner.plan import describe_groups
 from tuner.target import Query
-from tuner.workload.graph import is_stored_key
+from tuner.workload.graph import SpecPhase, is_stored_key
 
 if TYPE_CHECKING:
     from tuner.cache.contract import Store
@@ -48,16 +49,19 @@ if TYPE_CHECKING:
 @click.argument("spec_or_key", required=False)
 @click.option("--quarantined", is_flag=True, help="List the candidates that are not tried or served again, and why.")
 @click.option("--verbose", "-v", is_flag=True, help="Also show the traceback of what failed.")
+@phase_option
 @store_option
 @json_option
-def show(spec_or_key: str | None, quarantined: bool, verbose: bool, store: Path | None, as_json: bool) -> None:
+def show(
+    spec_or_key: str | None, quarantined: bool, verbose: bool, phase: SpecPhase | None, store: Path | None, as_json: bool
+) -> None:
     """List the winners of a store; with a SPEC or a workload key (6 hex digits or more), show how each was measured."""
     from tuner.cache.sqlite import SqliteStore
     from tuner.lookup.reader import StoreReader
 
     path = settings_for(store).store
     with SqliteStore(path, read_only=True) as opened:
-        keys = None if spec_or_key is None else workload_keys(opened, spec_or_key)
+        keys = None if spec_or_key is None else workload_keys(opened, spec_or_key, phase)
         if quarantined:
             trials = [trial for trial in opened.quarantine() if keys is None or trial.query.workload_key in keys]
             list_quarantine(trials, partial(spec_of, opened), as_json, verbose)
@@ -90,7 +94,7 @@ def list_winners(store: Store, as_json: bool) -> None:
     print_table(("workload", "target", "spec", "winner", "speed-up", "plan"), rows)
 
 
-def workload_keys(store: Store, spec_or_key: str) -> list[str]:
+def workload_keys(store: Store, spec_or_key: str, phase: SpecPhase | None = None) -> list[str]:
     """The workloads that are meant. Raises SpecError, also on a key that names none or several."""
     if is_stored_key(spec_or_key):
         keys = set(store.find_graphs(spec_or_key))
@@ -101,7 +105,7 @@ def workload_keys(store: Store, spec_or_key: str) -> list[str]:
             raise SpecError(f"{len(keys)} workloads have a key that starts with {spec_or_key}: give more digits")
         return sorted(keys)
 
-    resolved = graphs_of(spec_or_key, None, store.graph, store.find_graphs)
+    resolved = graphs_of(spec_or_key, None, store.graph, store.find_graphs, phase=phase)
     return list(dict.fromkeys(workload.query.workload_key for workload in resolved))
 
 
@@ -193,6 +197,7 @@ def details(store: Store, known: Known) -> dict[str, Any]:
     else:
         head = {**workload_json(query, spec, known.last.program_key), "winner": None}
     return head | {
+        "phase": phase_of(store, query),
         "withheld": known.withheld or None,
         "programs": [program_json(final) for final in known.finals],
         "toolchain": dict(query.toolchain),
@@ -225,6 +230,7 @@ def program_json(final: Final) -> dict[str, Any]:
 def print_details(store: Store, known: Known, verbose: bool) -> None:
     query, last = known.query, known.last
     lines = [
+        ("phase", phase_of(store, query) or ""),
         ("target", query.target_name),
         ("toolchain", named(query.toolchain)),
         ("ambient", named(query.ambient)),
@@ -282,6 +288,12 @@ def failed(trials: Sequence[Measurement]) -> dict[str, int]:
     measured = {trial.plan for trial in trials if trial.status == "ok"}
     last = {trial.plan: trial.status for trial in trials if trial.plan not in measured}
     return dict(Counter(last.values()))
+
+
+def phase_of(store: Store, query: Query) -> str | None:
+    """Of a graph that is stored: "inference", "forward" or "backward"."""
+    form = store.graph(query.workload_key)
+    return None if form is None else form.get("phase")
 
 
 def spec_of(store: Store, value: Winner | Measurement) -> str | None:

@@ -17,6 +17,7 @@ import click
 from tuner.cli.output import (
     graphs_of,
     json_option,
+    phase_option,
     print_json,
     settings_for,
     socket_option,
@@ -28,6 +29,7 @@ from tuner.cli.output import (
 )
 from tuner.errors import UsageError
 from tuner.search.effort import EFFORTS
+from tuner.workload.graph import SpecPhase
 
 if TYPE_CHECKING:
     from tuner.search.sweep import Outcome, Sweep
@@ -57,6 +59,7 @@ WINNER_FIELDS = ("default_ms", "winner_ms", "speedup", "speedup_low", "speedup_h
     help="On a busy machine: wait, then refuse what stays noisy; or measure all the same.",
 )
 @varying_options
+@phase_option
 @store_option
 @socket_option
 @json_option
@@ -74,6 +77,7 @@ def sweep(
     when_busy: str,
     dims: tuple[str, ...],
     dynamic: bool,
+    phase: SpecPhase | None,
     store: Path | None,
     socket: Path | None,
     as_json: bool,
@@ -117,7 +121,7 @@ def sweep(
     ask_to_yield(settings.socket)
     with SqliteStore(settings.store) as opened, ExitStack() as stack:
         workloads = [
-            workload for spec in specs for workload in graphs_of(spec, threads, opened.graph, opened.find_graphs, varying)
+            workload for spec in specs for workload in graphs_of(spec, threads, opened.graph, opened.find_graphs, varying, phase)
         ]
         show, insist = watched(stack, quiet=as_json), stack.enter_context(insistent_interrupts())
 
@@ -171,6 +175,7 @@ def result_json(outcome: Outcome) -> dict[str, Any]:
         won = winner_json(outcome.winner, outcome.generation)
     return {
         **workload_json(resolved.query, resolved.spec, resolved.program_key),
+        "phase": resolved.graph.phase,
         "candidates_measured": progress.measured,
         "candidates_duplicate": progress.duplicates,
         "candidates_refused": dict(progress.refused),

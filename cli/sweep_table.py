@@ -113,7 +113,9 @@ def _table(sweep: Sweep) -> Group:
 
 
 def _name(outcome: Outcome) -> str:
-    return f"{outcome.resolved.spec} [{outcome.resolved.query.workload_key[:SHORT_KEY]}]"
+    phase = outcome.resolved.graph.phase
+    shown = "" if phase == "inference" else f" {phase}"
+    return f"{outcome.resolved.spec}{shown} [{outcome.resolved.query.workload_key[:SHORT_KEY]}]"
 
 
 def _per_minute(p: Progress) -> float:

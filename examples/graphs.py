@@ -1,7 +1,7 @@
 """Workloads to tune, each small enough for a laptop's CPU.
 
-Every public function is a SPEC, `examples/graphs.py:NAME`: it returns a callable or a module, and its example inputs. All of
-them are inference graphs: modules are in eval mode, nothing requires a gradient, and no shape depends on data.
+Every public function is a SPEC, `examples/graphs.py:NAME`: it returns a callable or a module, and its example inputs. All but
+`layer_norm_step` are inference graphs: modules are in eval mode, nothing requires a gradient. No shape depends on data.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ def random_int8(*shape: int, seed: int) -> Tensor:
     return torch.randint(-127, 128, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.int8)
 
 
-def for_inference(build: Callable[[], nn.Module]) -> nn.Module:
-    """The module in eval mode, without gradients, with the same parameters in every process."""
+def made(build: Callable[[], nn.Module]) -> nn.Module:
+    """The module with the same parameters in every process."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build().eval().requires_grad_(False)
+        return build()
+
+
+def for_inference(build: Callable[[], nn.Module]) -> nn.Module:
+    """The module in eval mode, without gradients, with the same parameters in every process."""
+    return made(build).eval().requires_grad_(False)
 
 
 def encoder_layer() -> Workload:
@@ -132,3 +137,19 @@ def row_statistics() -> Workload:
         return x.mean(-1), x.std(-1), x.abs().amax(-1), (x > 0).to(torch.float32).mean(-1)
 
     return statistics, (random_numbers(512, 1024, seed=1),)
+
+
+def layer_norm_step() -> Workload:
+    """A training step of a linear layer, layer norm of its sum with a residual, and GELU: 256 rows of 512."""
+
+    class Block(nn.Module):
+        def __init__(self, width: int = 512) -> None:
+            super().__init__()
+            self.linear = nn.Linear(width, width)
+            self.norm = nn.LayerNorm(width)
+
+        def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+            summed = self.linear(x) + residual
+            return summed + functional.gelu(self.norm(summed))
+
+    return made(Block), (random_numbers(256, 512, seed=1), random_numbers(256, 512, seed=2))

@@ -109,6 +109,7 @@ def test_the_answers_as_json_use_the_words_of_the_interface(folder, resolved):
         "program_key": program().workload_key,
         "workload_key": query("a").workload_key,
         "target": "cpu/x86_64-avx2/2",
+        "phase": "inference",
         "winner": "plan",
         "plan": NATIVE.to_json(),
         "groups": [["1:4:Pointwise:0", "2:4:Pointwise:0"], ["3:4x8:Reduction:0"]],

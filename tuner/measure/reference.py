@@ -24,6 +24,8 @@ WIDENED = {
 }
 # Ops that say what the bits of their argument mean in another dtype: those of a wider copy mean something else.
 BITCASTS = (torch.ops.aten.view.dtype, torch.ops.prims.view_of_dtype.default)
+# Ops of Inductor's that eager draws anew, but compiled code computes from a seed: of a backward that may be an input.
+FROM_SEEDS = ("prims.inductor_random.default", "prims.inductor_randint.default")
 
 
 class Reference:
@@ -95,7 +97,9 @@ def random_node(module: fx.GraphModule) -> fx.Node | None:
     """The first node that draws random numbers. Torch tags attention as such; without dropout it draws none."""
     for node in module.graph.nodes:
         op = node.target
-        if isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags and _dropout(node) != 0:
+        if not isinstance(op, torch._ops.OpOverload):
+            continue
+        if str(op) in FROM_SEEDS or (torch.Tag.nondeterministic_seeded in op.tags and _dropout(node) != 0):
             return node
     return None
 

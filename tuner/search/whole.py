@@ -48,6 +48,7 @@ def hold_whole_final(
     speed-up is told as 0. Raises WorkerError for what else goes wrong, also where a process was not served them; DeviceBusy.
     """
     programs = programs_of(graphs)
+    phase = "inference" if all(graph.graph.phase == "inference" for graph in graphs) else "training"
     keys = {graph.query.workload_key for graph in graphs if _has_plan(graph, winners)}
     pairs: list[Pair] = []
     conditions: list[dict[str, Any]] = []
@@ -56,7 +57,7 @@ def hold_whole_final(
         for process in range(effort.looks[-1]):
             if process in effort.looks and clear_verdict(pairs, effort) is not None:
                 break
-            timed = _one_that_lives(spec, graphs[0], keys, policy, effort, process, environment)
+            timed = _one_that_lives(spec, graphs[0], phase, keys, policy, effort, process, environment)
             if wrong := timed["wrong"]:
                 break
             pairs.append((timed["times"]["default"], timed["times"]["planned"]))
@@ -154,12 +155,19 @@ def _one_that_lives(*told: Any) -> dict[str, Any]:
 
 
 def _one_process(
-    spec: str, first: Resolved, planned: set[str], policy: Policy, effort: Effort, process: int, environment: dict[str, str]
+    spec: str,
+    first: Resolved,
+    phase: str,
+    planned: set[str],
+    policy: Policy,
+    effort: Effort,
+    process: int,
+    environment: dict[str, str],
 ) -> dict[str, Any]:
     """planned: keys of the graphs that have to be served a plan. wrong: how the outputs differ, "" where they do not."""
     with Worker(policy.threads, first.device, environment=environment) as worker:
         ambient = named_fields(first.query.ambient)
-        told = worker.ask(START_S + OPEN_S, do="open whole", spec=spec, ambient=ambient, policy=policy.fields())
+        told = worker.ask(START_S + OPEN_S, do="open whole", spec=spec, ambient=ambient, policy=policy.fields(), phase=phase)
         served = {key for key, outcome in told["outcomes"] if outcome == "served"}
         if missing := sorted(planned - served):
             raise WorkerError(

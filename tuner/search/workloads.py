@@ -11,7 +11,7 @@ from typing import Any
 from tuner.errors import SpecError, UsageError
 from tuner.measurement import Policy
 from tuner.target import Query
-from tuner.workload.graph import Graph, is_stored_key
+from tuner.workload.graph import Graph, SpecPhase, is_stored_key
 from tuner.workload.shapes import MAX_SIZES, STATIC, Shapes, default_sizes
 
 
@@ -53,11 +53,12 @@ def resolve(
     find: Callable[[str], list[str]],
     dims: Mapping[str, Sequence[int]] = MappingProxyType({}),
     dynamic: bool = False,
+    phase: SpecPhase | None = None,
 ) -> list[Resolved]:
     """The graphs of `spec`, in order, under this process's settings; torch's thread count is set to `threads` if given.
 
     forms, find: a store's `graph` and `find_graphs`. dims: sizes by the name of what varies; dynamic: whatever can vary does.
-    Raises SpecError, UnsupportedGraph, UsageError.
+    phase: see `capture`; None: as `phase_of` finds it. Raises SpecError, UnsupportedGraph, UsageError.
     """
     import torch
 
@@ -80,34 +81,43 @@ def resolve(
     shapes = Shapes(dims_of(dims, loaded.dims, loaded.function, loaded.inputs), dynamic)
     try:
         check_sizes(loaded.function, loaded.inputs, shapes)
-        return resolve_callable(spec, loaded.function, loaded.inputs, shapes)
+        return resolve_callable(spec, loaded.function, loaded.inputs, shapes, phase)
     except SpecError as error:
         if not str(error).startswith(spec):
             error.args = (f"{spec}: {error}",)
         raise
 
 
-def resolve_callable(spec: str, function: Callable[..., Any], inputs: Sequence[Any], shapes: Shapes = STATIC) -> list[Resolved]:
+def resolve_callable(
+    spec: str,
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    shapes: Shapes = STATIC,
+    phase: SpecPhase | None = None,
+) -> list[Resolved]:
     """The graphs that torch.compile makes of `function` for `inputs`, in order; `spec` names them. Raises as `resolve`.
 
     Where sizes vary, those of each size: one that is the same at several has these as its sizes.
     """
     from tuner.compilers.inductor.capture import capture
     from tuner.compilers.inductor.hooks import missing_hooks
+    from tuner.workload.step import phase_of
 
     if missing := missing_hooks():
         raise SpecError(f"this torch lacks {', '.join(missing)}: no plan could be applied")
     try:
+        phase = phase or phase_of(function, inputs)
         if not shapes:
-            return [_resolved(spec, graph, program.key) for program in capture(function, inputs) for graph in program.graphs]
-        return list(_at_each_size(spec, function, inputs, shapes).values())
+            programs = capture(function, inputs, phase=phase)
+            return [_resolved(spec, graph, program.key) for program in programs for graph in program.graphs]
+        return list(_at_each_size(spec, function, inputs, shapes, phase).values())
     except SpecError as error:
         error.args = (f"{spec}: {error}",)
         raise
 
 
 def _at_each_size(
-    spec: str, function: Callable[..., Any], inputs: Sequence[Any], shapes: Shapes
+    spec: str, function: Callable[..., Any], inputs: Sequence[Any], shapes: Shapes, phase: SpecPhase
 ) -> dict[tuple[str, str], Resolved]:
     """The graphs, by the keys of program and graph, that are made for some size; each with the sizes for which it is."""
     from tuner.compilers.inductor.capture import capture
@@ -118,7 +128,7 @@ def _at_each_size(
     for point in shapes.points:
         made = resized(inputs, point)
         for dynamic in shapes.compilations:
-            for program in capture(function, marked(made, shapes.dims), dynamic):
+            for program in capture(function, marked(made, shapes.dims), dynamic, phase):
                 for graph in program.graphs:
                     key = program.key, graph.key
                     # Of sizes that nobody named those of the example inputs are one.

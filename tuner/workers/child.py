@@ -2,7 +2,7 @@
 
 Requests, by "do":
     open: graph, ambient, seed, policy, compile_only   the default compiled, checked and timed; see Session.describe_default
-    open whole: spec, ambient, policy                  a SPEC's callable, by default and with its plans; see Whole
+    open whole: spec, ambient, policy, phase           a SPEC's callable, by default and with its plans; see Whole
     try: plan, expected, seen_codes, own_copy          a verdict; see Session.try_plan
     compile: the same                                  a verdict without a run
     time: keys, samples, seed, patience                {times, conditions, busy}; see Session.time_plans
@@ -111,7 +111,7 @@ class Handler:
         from tuner.workers.whole import Whole
 
         self.start_anew(request["ambient"], on_cpu=self.device.name == "cpu")
-        self.session = Whole(request["spec"], Policy(**request["policy"]), self.device)
+        self.session = Whole(request["spec"], Policy(**request["policy"]), self.device, request.get("phase", "inference"))
         return self.session.describe_default()
 
     def start_anew(self, ambient: dict[str, Any], on_cpu: bool) -> None:

@@ -1,12 +1,13 @@
 """A whole callable in the measuring process: compiled by default, and with the plans of the store that the environment names.
 
-Runs in the child only, as a user's process would: the callable's own inputs, torch.compile, the look-up, the compile caches.
+Runs in the child only, as a user's process would: the callable's own inputs, torch.compile, the look-up, the compile caches. What
+trains is run as training steps, see tuner/workload/step.py; what these leave in parameters and inputs is compared as outputs are.
 """
 
 from __future__ import annotations
 
-import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ from tuner.measure.correctness import deviation
 from tuner.measure.device import Device
 from tuner.measure.timing import measure_stretch, repetitions_for
 from tuner.measurement import Policy
+from tuner.workload.graph import SpecPhase
 from tuner.workload.spec import load_spec
+from tuner.workload.step import Step
 
 WARM_UP_CALLS = 3
 
@@ -26,41 +29,56 @@ WARM_UP_CALLS = 3
 class Whole:
     """Raises SpecError, and what compiling or running the callable raises."""
 
-    def __init__(self, spec: str, policy: Policy, device: Device):
+    def __init__(self, spec: str, policy: Policy, device: Device, phase: SpecPhase = "inference"):
         self.policy, self.device = policy, device
         function, self.inputs = load_spec(spec)
         torch.set_num_threads(policy.threads)
-        self.default = torch.compile(function, backend="inductor", dynamic=False)
-        self.planned = torch.compile(function, backend="tuner", dynamic=False)
+        self.step = Step(self.inputs) if phase == "training" else None
+        self.default = self._runs(torch.compile(function, backend="inductor", dynamic=False))
+        self.planned = self._runs(torch.compile(function, backend="tuner", dynamic=False))
         self.tensors = [leaf for leaf in pytree.tree_leaves(self.inputs) if isinstance(leaf, Tensor)]
-        originals = [value.clone() for value in self.tensors]
-        outcomes, mutates = [], False
+        self.originals = [value.detach().clone() for value in self.tensors]
+        self.writes = False
+        outcomes = []
         for call in (self.default, self.planned):
             torch.manual_seed(0)
             outcomes.append(self._outcome(call))
-            mutates = mutates or any(not torch.equal(a, b) for a, b in zip(self.tensors, originals, strict=True))
-            self._put_back(originals)
-        self.originals = originals if mutates else None
+            self.writes |= any(not torch.equal(a, b) for a, b in zip(self.tensors, self.originals, strict=True))
+            self._put_back()
         self.served = report()["served"]
         self.error = deviation(outcomes[1], outcomes[0])
 
-    def _outcome(self, call: Any) -> list[Any]:
-        values = [*pytree.tree_leaves(call(*self.inputs)), *self.tensors]
+    def _runs(self, compiled: Callable[..., Any]) -> Callable[[], Any]:
+        """One call of it, or one training step."""
+        if (step := self.step) is not None:
+            return lambda: step(compiled)
+        return lambda: compiled(*self.inputs)
+
+    def _outcome(self, call: Callable[[], Any]) -> list[Any]:
+        values = [*pytree.tree_leaves(call()), *self.tensors, *(self.step.gradients if self.step is not None else ())]
         return [value.detach().clone() if isinstance(value, Tensor) else value for value in values]
 
-    def _put_back(self, originals: list[Tensor]) -> None:
-        for value, original in zip(self.tensors, originals, strict=True):
-            value.copy_(original)
+    def _put_back(self) -> None:
+        for value, original in zip(self.tensors, self.originals, strict=True):
+            value.detach().copy_(original)
+        if self.step is not None:
+            self.step.forget()
+
+    @property
+    def restore(self) -> Callable[[], None] | None:
+        """What is to be done before each call, outside the clock."""
+        if self.writes:
+            return self._put_back
+        return None if self.step is None else self.step.forget
 
     def describe_default(self) -> dict[str, Any]:
         """error: how far the two differ, in units of the tolerance, None for infinity. outcomes: (key, outcome) of each graph."""
         started = time.perf_counter()
-        self.default(*self.inputs)
+        self.default()
         call_s = time.perf_counter() - started
         clock = self.policy.clock
-        default_ms = min(self.device.time_ms(lambda: self.default(*self.inputs), 1, clock, None) for _ in range(WARM_UP_CALLS))
-        if self.originals is not None:
-            self._put_back(self.originals)
+        default_ms = min(self.device.time_ms(self.default, 1, clock, self.restore) for _ in range(WARM_UP_CALLS))
+        self._put_back()
         self.repetitions = repetitions_for(default_ms, self.policy)
         outcomes = [[graph.workload_key, graph.outcome] for graph in self.served]
         error = self.error if self.error != float("inf") else None
@@ -79,11 +97,11 @@ class Whole:
         with torch.compiler.set_stance("fail_on_recompile"):
             stretch = measure_stretch(
                 self.device,
-                [lambda: self.default(*self.inputs), lambda: self.planned(*self.inputs)],
+                [self.default, self.planned],
                 self.policy,
                 samples=samples,
                 repetitions=self.repetitions,
-                restore=None if self.originals is None else functools.partial(self._put_back, self.originals),
+                restore=self.restore,
                 seed=seed,
                 patience=patience,
             )

@@ -193,6 +193,7 @@ def from_fx(gm: fx.GraphModule, phase: str = "inference", static_inputs: Iterabl
             raise UnsupportedGraph("unsupported_node", f"node {node} is a {node.op}")
     (output,) = gm.graph.find_nodes(op="output")
     written = {target for node in order for target in written_arguments(node)}
+    training = phase != "inference"
     return Graph(
         phase=phase,
         nodes=tuple(nodes),
@@ -201,7 +202,18 @@ def from_fx(gm: fx.GraphModule, phase: str = "inference", static_inputs: Iterabl
         data=(UNSEEN,) * len(placeholders),
         static_inputs=tuple(static_inputs),
         mutated=tuple(i for i, node in enumerate(placeholders) if node in written),
+        user_visible=_user_visible(output) if training else None,
+        names=tuple(node.name for node in placeholders) if training else (),
+        yields=tuple(value.name if isinstance(value, fx.Node) else "" for value in output.args[0]) if training else (),
     )
+
+
+def _user_visible(output: fx.Node) -> tuple[int, ...] | None:
+    """Positions of the outputs whose strides the user sees, as the compiler was told; None where those are all."""
+    outputs: Any = output.args[0]
+    nodes = [i for i, value in enumerate(outputs) if isinstance(value, fx.Node)]
+    visible = output.meta.get("user_visible_output_idxs", nodes)
+    return None if list(visible) == nodes else tuple(visible)
 
 
 def to_fx(graph: Graph) -> fx.GraphModule:
@@ -212,18 +224,21 @@ def to_fx(graph: Graph) -> fx.GraphModule:
     root = torch.nn.Module()
     new = fx.Graph()
     nodes: dict[int, fx.Node] = {}
+    names = iter(graph.names)
     for i in graph.order:
         node = graph.nodes[i]
         if node.op == "input":
             # AOTAutograd's own names, so that the generated code is the same text.
-            nodes[i] = new.placeholder(f"arg{len(nodes)}_1")
+            nodes[i] = new.placeholder(next(names, f"arg{len(nodes)}_1"))
         elif node.op == "constant":
             root.register_buffer(f"constant{i}", make_constant(node, seed=i))
             nodes[i] = new.get_attr(f"constant{i}")
         else:
             args, kwargs = decode(node.args, nodes), {key: decode(value, nodes) for key, value in node.kwargs.items()}
             nodes[i] = new.call_function(op_from_name(node.target, f"node {i} "), tuple(args), kwargs)
-    new.output(tuple(decode(graph.outputs, nodes)))
+    output = new.output(tuple(decode(graph.outputs, nodes)))
+    if graph.user_visible is not None:
+        output.meta["user_visible_output_idxs"] = list(graph.user_visible)
     return fx.GraphModule(root, new)
 
 

@@ -11,15 +11,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from tuner.canonical import canonical_json, digest
 from tuner.errors import SpecError
 
 GRAPH_SCHEMA = 1
+# What a SPEC is run as: a call without gradients, or a training step.
+SpecPhase = Literal["inference", "training"]
+SPEC_PHASES: tuple[SpecPhase, ...] = ("inference", "training")
 # Namespaces whose ops are there in every process; others exist only where their library was imported.
 REBUILDABLE_NAMESPACES = ("aten", "prims")
 STORED_KEY = re.compile(r"[0-9a-f]{6,64}")
+# Names of inputs become names in Python code.
+NAME = re.compile(r"[A-Za-z_]\w{0,199}", re.ASCII)
 
 
 def is_stored_key(spec: str) -> bool:
@@ -98,12 +103,15 @@ class InputData:
 
 @dataclass(frozen=True)
 class Graph:
-    """phase: "inference" (later also "forward", "backward"). outputs: JSON argument of the output node.
+    """phase: "inference", "forward" or "backward". outputs: JSON argument of the output node. user_visible: positions of the
+    outputs whose strides the user sees, where those are not all; the others are what a forward graph keeps for its backward.
 
     Only these and the nodes make the key. The rest is what a rebuilt graph needs beside them. order: the nodes as the compiler
     was given them, by canonical number; inputs stand there as a call passes them, and the next three follow that order.
     data: what was seen in each input. static_inputs: positions of inputs that keep their address (parameters). mutated: positions
     of inputs that the graph writes. native_form: the same graph with all declared op kinds undecomposed, None if it holds none.
+    names, yields: of a training graph, the compiler's own names for its inputs and outputs ("" for an output that is no node):
+    a backward's inputs are named as the outputs of its forward that they are.
     """
 
     phase: str
@@ -114,12 +122,18 @@ class Graph:
     static_inputs: tuple[int, ...] = ()
     mutated: tuple[int, ...] = ()
     native_form: Graph | None = None
+    user_visible: tuple[int, ...] | None = None
+    names: tuple[str, ...] = ()
+    yields: tuple[str, ...] = ()
 
     @cached_property
     def key(self) -> str:
         """Graph key: 64 hex digits."""
         rows = canonical_json([[node.to_json() for node in self.nodes], self.outputs])
-        return digest("graph", {"phase": self.phase, "rows": hashlib.sha256(rows.encode()).hexdigest()})
+        fields: dict[str, Any] = {"phase": self.phase, "rows": hashlib.sha256(rows.encode()).hexdigest()}
+        if self.user_visible is not None:
+            fields["user_visible"] = {"at": list(self.user_visible)}
+        return digest("graph", fields)
 
     @property
     def inputs(self) -> tuple[Node, ...]:
@@ -142,6 +156,8 @@ class Graph:
             "static_inputs": list(self.static_inputs),
             "mutated": list(self.mutated),
             "native_form": None if self.native_form is None else self.native_form.to_json(),
+            **({} if self.user_visible is None else {"user_visible": list(self.user_visible)}),
+            **{name: list(value) for name, value in (("names", self.names), ("yields", self.yields)) if value},
         }
 
     @staticmethod
@@ -156,6 +172,9 @@ class Graph:
                 one.shares and not (0 <= one.shares[0] < i and seen[one.shares[0]].shares is None) for i, one in enumerate(seen)
             ):
                 raise SpecError("in a stored graph an input shares memory with one that is not before it")
+            names, yields, visible = tuple(data.get("names", ())), tuple(data.get("yields", ())), data.get("user_visible")
+            if not all(isinstance(name, str) and NAME.fullmatch(name) for name in (*names, *filter(None, yields))):
+                raise SpecError("a stored graph has an input that is not named as one")
             return Graph(
                 phase=data["phase"],
                 nodes=tuple(Node(*row) for row in data["nodes"]),
@@ -165,6 +184,9 @@ class Graph:
                 static_inputs=tuple(data["static_inputs"]),
                 mutated=tuple(data["mutated"]),
                 native_form=None if native is None else Graph.from_json(native),
+                user_visible=None if visible is None else tuple(map(int, visible)),
+                names=names,
+                yields=yields,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise SpecError(f"a stored graph is malformed: {error!r}") from error

@@ -28,7 +28,8 @@ OP = re.compile(
     rf"(?:{'|'.join(REBUILDABLE_NAMESPACES)})\.(?!from_file)(?:_?[A-Za-z]\w*|__i?(?:and|or|xor|lshift|rshift)__)\.[A-Za-z]\w*"
 )
 WORD = re.compile(r"[a-z]\w*")
-FORM_FIELDS = frozenset(Graph("", (), [], (), ()).to_json())
+# Those with which a graph differs from what it is by default stand there only then.
+FORM_FIELDS = frozenset(Graph("", (), [], (), (), user_visible=(), names=("x",), yields=("x",)).to_json())
 
 
 @dataclass(frozen=True)

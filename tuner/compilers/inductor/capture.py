@@ -13,12 +13,14 @@ from torch import fx
 
 from tuner.compilers.inductor.decompose import late_decompose, native_table
 from tuner.compilers.inductor.hooks import compile_fx, dynamo_config, functorch_config, inductor_config
+from tuner.compilers.inductor.layouts import Strides, laid_out, output_strides, told_to_autograd
 from tuner.compilers.inductor.program import copied, is_training, program_key
 from tuner.errors import SpecError, UnsupportedGraph, find_cause, one_line
 from tuner.search_spaces.native import NATIVE_OPS
 from tuner.workload.fx import from_fx
-from tuner.workload.graph import Graph, InputData
+from tuner.workload.graph import Graph, InputData, SpecPhase
 from tuner.workload.seen import seen_in_all
+from tuner.workload.step import Step
 
 
 @dataclass
@@ -92,9 +94,18 @@ def graph_forms(
     return [_with_native(graph, native) for graph in graphs]
 
 
-def form_of(gm: fx.GraphModule, kwargs: Mapping[str, Any]) -> Graph:
-    """The form of a graph that Inductor's inner step is given with `kwargs`. Raises UnsupportedGraph."""
-    return from_fx(gm, static_inputs=sorted(kwargs.get("static_input_idxs", ())))
+def form_of(gm: fx.GraphModule, kwargs: Mapping[str, Any], example_inputs: Sequence[Any] = ()) -> Graph:
+    """The form of a graph that Inductor's inner step is given with `kwargs`. Raises UnsupportedGraph.
+
+    example_inputs: what the step is given beside it, for a backward graph: it is traced before the forward is compiled, and
+    compiled for what that lays out in another way.
+    """
+    phase = "inference" if kwargs.get("is_inference") else "backward" if kwargs.get("is_backward") else "forward"
+    if phase == "backward" and example_inputs:
+        for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
+            if isinstance(value, torch.Tensor):
+                node.meta["val"] = value
+    return from_fx(gm, phase, sorted(kwargs.get("static_input_idxs", ())))
 
 
 def _with_native(graph: Graph, native: _Native | None) -> Graph:
@@ -103,22 +114,25 @@ def _with_native(graph: Graph, native: _Native | None) -> Graph:
 
 def _recorder(programs: list[Program]) -> Callable[..., Any]:
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        if is_training(example_inputs):
-            raise UnsupportedGraph("training", "training graphs are not supported yet: run the model under torch.no_grad()")
         program = Program(program_key(gm, example_inputs))
         programs.append(program)
-        native = _native_form(gm, example_inputs)
+        native = None if is_training(example_inputs) else _native_form(gm, example_inputs)
 
-        def record(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
+        def record(made: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
             place, static = len(program.graphs), frozenset(kwargs.get("static_input_idxs", ()))
-            program.graphs.append(_with_native(form_of(made, kwargs), native))
+            graph = form_of(made, kwargs, inputs_like)
+            program.graphs.append(_with_native(graph, native))
+            strides: Sequence[Strides] = ()
+            if graph.phase == "forward":
+                strides = output_strides(made, inputs_like, kwargs)
+                told_to_autograd(strides)
 
             def run(inputs: list[Any]) -> Any:
                 seen = seen_in_all(inputs, static)
                 program.graphs[place] = with_data(program.graphs[place], seen)
                 outputs = made.forward(*inputs)
                 inputs.clear()
-                return outputs
+                return [laid_out(*pair) for pair in zip(outputs, strides, strict=True)] if strides else outputs
 
             run._boxed_call = True  # type: ignore[attr-defined]
             return run
@@ -134,10 +148,16 @@ def with_data(graph: Graph, data: tuple[InputData, ...]) -> Graph:
     return replace(graph, data=data, native_form=native)
 
 
-def capture(function: Callable[..., Any], inputs: Sequence[Any], dynamic: bool | None = False) -> list[Program]:
-    """The programs, in order, that `torch.compile(function)` makes for `inputs`; the function runs once, without gradients.
+def capture(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    dynamic: bool | None = False,
+    phase: SpecPhase = "inference",
+) -> list[Program]:
+    """The programs, in order, that `torch.compile(function)` makes for `inputs`, which runs once, without compiled code.
 
-    dynamic: as torch.compile takes it. Raises UnsupportedGraph, naming the node, for a graph that cannot be stored, SpecError for
+    dynamic: as torch.compile takes it. phase: whether it runs without gradients or as a training step; of a step each program
+    has a forward and a backward graph. Raises UnsupportedGraph, naming the node, for a graph that cannot be stored, SpecError for
     what Dynamo cannot compile.
     """
     programs: list[Program] = []
@@ -147,13 +167,21 @@ def capture(function: Callable[..., Any], inputs: Sequence[Any], dynamic: bool |
         inductor_config.patch(fx_graph_cache=False),
         # Else Dynamo would break the graph there and specialise on the size that came out.
         dynamo_config.patch(capture_dynamic_output_shape_ops=True, **NO_PROFILE),
-        contextlib.nullcontext() if torch.is_inference_mode_enabled() else torch.no_grad(),
+        contextlib.nullcontext() if phase == "training" or torch.is_inference_mode_enabled() else torch.no_grad(),
     ):
         try:
-            torch.compile(function, backend=_recorder(programs), dynamic=dynamic)(*inputs)
+            compiled = torch.compile(function, backend=_recorder(programs), dynamic=dynamic)
+            if phase == "training":
+                step = Step(inputs)
+                step(compiled)
+                step.forget()
+            else:
+                compiled(*inputs)
         except Exception as error:
             if own := find_cause(error, UnsupportedGraph):
                 raise own from error
+            if isinstance(error, SpecError):
+                raise
             # Dynamo's own error only says that its back end failed; what it wraps says why.
             told = getattr(error, "inner_exception", None) or error
             raise SpecError(f"torch.compile cannot capture it: {one_line(told)}") from error
