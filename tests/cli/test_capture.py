@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from stored import settled
 
 from tuner.cache.sqlite import SqliteStore
 from tuner.cli.main import main
+from tuner.target import Query
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -86,6 +89,34 @@ if len(sys.argv) == 1:
         assert form is not None
         tokens = next(row for node, row in zip(form["nodes"], form["data"], strict=False) if node[4][0] == "int64")
         assert tokens[1] > 100, "the range of integers is that of all calls"
+
+
+SERVED = (
+    NORM
+    + """
+import json, sys, tuner
+x = torch.randint(0, 9, (8, 1)), torch.randn(8, 64)
+with torch.no_grad():
+    torch.compile(function, backend="tuner", options={"max_fusion_size": 8})(*x)
+print(json.dumps([[one.workload_key, one.tier, one.outcome] for one in tuner.report()["served"]]), file=sys.stderr)
+"""
+)
+
+
+def test_the_unchanged_script_is_an_exact_hit_for_what_was_captured(capture, tmp_path):
+    from tuner.compilers.inductor.ambient import cpu_target, cpu_toolchain
+
+    result, told = capture(SERVED)
+    assert result.exit_code == 0, result.stderr
+    (captured,) = told["programs"]
+    (graph,) = captured["graphs"]
+    assert captured["ambient"]["inductor"] == {"max_fusion_size": 8}
+    asked = Query("graph", graph["workload_key"], cpu_target().fields(), cpu_toolchain(), captured["ambient"])
+    with SqliteStore(tmp_path / "store.db") as store:
+        assert [made.graph_exact_key for made in store.programs_of(asked.workload_key)] == [asked.exact_key]
+        store.record_winner(settled(asked))
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stderr.splitlines()[-1]) == [[graph["workload_key"], "exact", "default"]]
 
 
 def test_what_a_script_that_is_killed_had_compiled_is_kept(capture, tmp_path):
