@@ -84,8 +84,9 @@ def sweep(
 ) -> None:
     """Tune the graphs of each SPEC and store the winners.
 
-    SPEC is file.py:function, which returns a callable and its example inputs, or the key of a stored workload. Ctrl-C keeps what
-    was measured. With --dim the plan that wins is one that does no harm at any of the sizes.
+    SPEC is file.py:function, which returns a callable and its example inputs; model.pt2, written by torch.export.save; or the key
+    of a stored workload. With --dim the plan that wins is one that does no harm at any of the sizes. Ctrl-C keeps what was
+    measured.
     """
     given = {"--trials": trials, "--seconds": seconds, "--threads": threads, "--memory-limit": memory_limit, "--jobs": jobs}
     for name, value in given.items():

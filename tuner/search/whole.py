@@ -33,8 +33,8 @@ Pair = tuple[Sequence[float], Sequence[float]]
 
 
 def has_callable(spec: str) -> bool:
-    """Whether `spec` is file.py:function, and not the key of a stored graph or the name of a reported program."""
-    return ":" in spec
+    """Whether `spec` is file.py:function or model.pt2, and not the key of a stored graph or the name of a reported program."""
+    return ":" in spec or spec.endswith(".pt2")
 
 
 def hold_whole_final(

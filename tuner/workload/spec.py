@@ -1,4 +1,4 @@
-"""SPEC, the way a user names what to tune: `file.py:function`, or the key of a stored graph."""
+"""SPEC, the way a user names what to tune: `file.py:function`, `model.pt2`, or the key of a stored graph."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tuner.errors import SpecError, one_line
+from tuner.workload.pt2 import SUFFIX, load_pt2
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,28 @@ def load_spec(spec: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 def load(spec: str) -> Loaded:
     """What the function named by `file.py:function` returns: a callable, its example inputs and, if it likes, names of sizes.
 
+    Of `model.pt2` the exported program with its example inputs, see `tuner.workload.pt2`.
     The callable has run once in eager mode, without gradients, on copies of the inputs. Raises SpecError with one line.
     """
+    loaded = Loaded(*load_pt2(Path(spec))) if spec.endswith(SUFFIX) else _from_function(spec)
+    target, inputs = loaded.function, loaded.inputs
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    if not tensors and not isinstance(target, torch.nn.Module):
+        raise SpecError(f"{spec}: the example inputs hold no tensor")
+    if elsewhere := sorted({tensor.device.type for tensor in tensors} - {"cpu"}):
+        raise SpecError(f"{spec}: an input is on {elsewhere[0]}; only the CPU is supported yet")
+    try:
+        with torch.no_grad():
+            target(*pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, inputs))
+    except (Exception, SystemExit) as error:
+        raise SpecError(f"{spec}: it fails in eager mode: {one_line(error)}") from error
+    return loaded
+
+
+def _from_function(spec: str) -> Loaded:
     path, separator, name = spec.rpartition(":")
     if not separator or not path or not name:
-        raise SpecError(f"{spec!r} is neither file.py:function nor the key of a stored workload")
+        raise SpecError(f"{spec!r} is neither file.py:function, nor model.pt2, nor the key of a stored workload")
     function = _load_function(Path(path), name)
     try:
         made = function()
@@ -47,18 +65,7 @@ def load(spec: str) -> Loaded:
         raise SpecError(f"{spec}: {name}() returned {type(made).__name__}, not a callable and its example inputs")
     target, inputs, *rest = made
     dims = _dims(spec, name, rest[0] if rest else {})
-    inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-    if not tensors and not isinstance(target, torch.nn.Module):
-        raise SpecError(f"{spec}: the example inputs of {name}() hold no tensor")
-    if elsewhere := sorted({tensor.device.type for tensor in tensors} - {"cpu"}):
-        raise SpecError(f"{spec}: an input is on {elsewhere[0]}; only the CPU is supported yet")
-    try:
-        with torch.no_grad():
-            target(*pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, inputs))
-    except (Exception, SystemExit) as error:
-        raise SpecError(f"{spec}: it fails in eager mode: {one_line(error)}") from error
-    return Loaded(target, inputs, dims)
+    return Loaded(target, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), dims)
 
 
 def _dims(spec: str, name: str, declared: Any) -> dict[str, tuple[tuple[int, int], ...]]:
