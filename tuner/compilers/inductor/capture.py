@@ -13,7 +13,7 @@ from torch import fx
 
 from tuner.compilers.inductor.decompose import late_decompose, native_table
 from tuner.compilers.inductor.hooks import compile_fx, dynamo_config, functorch_config, inductor_config
-from tuner.compilers.inductor.layouts import Strides, laid_out, output_strides, told_to_autograd
+from tuner.compilers.inductor.layouts import as_compiled
 from tuner.compilers.inductor.program import copied, is_training, program_key
 from tuner.errors import SpecError, UnsupportedGraph, find_cause, one_line
 from tuner.search_spaces.native import NATIVE_OPS
@@ -77,12 +77,18 @@ def graph_forms(
     """
     graphs = list(made)
 
-    def record(gm: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
-        graphs.append(form_of(gm, kwargs))
-        raise _Stop
+    def record(gm: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
+        graphs.append(form_of(gm, kwargs, inputs_like))
+        if graphs[-1].phase != "forward":
+            raise _Stop
+        as_compiled(gm, inputs_like, kwargs)
+        return _never_called
 
-    with functorch_config.patch(enable_autograd_cache=False), inductor_config.patch({**patches, "fx_graph_cache": False}):
-        native = _native_form(gm, example_inputs)
+    with (
+        functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
+        inductor_config.patch({**patches, "fx_graph_cache": False}),
+    ):
+        native = None if is_training(example_inputs) else _native_form(gm, example_inputs)
         try:
             if not made:
                 compile_fx(copied(gm), example_inputs, inner_compile=record, config_patches=patches)
@@ -92,6 +98,14 @@ def graph_forms(
             if not find_cause(error, _Stop):
                 raise
     return [_with_native(graph, native) for graph in graphs]
+
+
+def _never_called(inputs: list[Any]) -> Any:
+    """Stands for a compiled forward while its backward is traced."""
+    raise _Stop
+
+
+_never_called._boxed_call = True  # type: ignore[attr-defined]
 
 
 def form_of(gm: fx.GraphModule, kwargs: Mapping[str, Any], example_inputs: Sequence[Any] = ()) -> Graph:
@@ -119,20 +133,18 @@ def _recorder(programs: list[Program]) -> Callable[..., Any]:
         native = None if is_training(example_inputs) else _native_form(gm, example_inputs)
 
         def record(made: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
-            place, static = len(program.graphs), frozenset(kwargs.get("static_input_idxs", ()))
-            graph = form_of(made, kwargs, inputs_like)
-            program.graphs.append(_with_native(graph, native))
-            strides: Sequence[Strides] = ()
-            if graph.phase == "forward":
-                strides = output_strides(made, inputs_like, kwargs)
-                told_to_autograd(strides)
+            place = len(program.graphs)
+            graph = _with_native(form_of(made, kwargs, inputs_like), native)
+            program.graphs.append(graph)
+            parameters = parameters_of(graph, program.graphs)
+            finish = as_compiled(made, inputs_like, kwargs) if graph.phase == "forward" else lambda outputs: outputs
 
             def run(inputs: list[Any]) -> Any:
-                seen = seen_in_all(inputs, static)
+                seen = seen_in_all(inputs, parameters)
                 program.graphs[place] = with_data(program.graphs[place], seen)
                 outputs = made.forward(*inputs)
                 inputs.clear()
-                return [laid_out(*pair) for pair in zip(outputs, strides, strict=True)] if strides else outputs
+                return finish(outputs)
 
             run._boxed_call = True  # type: ignore[attr-defined]
             return run
@@ -140,6 +152,14 @@ def _recorder(programs: list[Program]) -> Callable[..., Any]:
         return compile_fx(gm, example_inputs, inner_compile=record)
 
     return backend
+
+
+def parameters_of(graph: Graph, program: Sequence[Graph]) -> frozenset[int]:
+    """Positions of the inputs that are parameters; of a backward graph, to which all saved values are as static, by name."""
+    if graph.phase != "backward":
+        return frozenset(graph.static_inputs)
+    names = {one.names[i] for one in program if one.phase == "forward" for i in one.static_inputs}
+    return frozenset(i for i, name in enumerate(graph.names) if name in names)
 
 
 def with_data(graph: Graph, data: tuple[InputData, ...]) -> Graph:

@@ -7,7 +7,7 @@ for those: a backward graph is only known with them. Read in torch 2.13.0: _func
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,14 +59,23 @@ def _strides_of(output: Any) -> Strides:
     return tuple(V.graph.sizevars.optimization_hint(stride) for stride in output.get_layout().stride)
 
 
-def told_to_autograd(strides: Sequence[Strides]) -> None:
-    """Tells AOTAutograd, which is compiling, the layout of the forward's outputs, as Inductor does."""
+def as_compiled(gm: fx.GraphModule, example_inputs: Sequence[Any], kwargs: dict[str, Any]) -> Callable[[Any], Any]:
+    """What gives the outputs of a forward graph that runs eagerly the layout that Inductor's would have.
+
+    AOTAutograd, which is compiling, is told of that layout as Inductor tells it. Raises what Inductor raises.
+    """
+    strides = output_strides(gm, example_inputs, kwargs)
     context = torch._guards.TracingContext.try_get()
     if context is not None and context.output_strides is not None:
         context.output_strides.extend(strides)
 
+    def as_strided(outputs: Any) -> Any:
+        return [_laid_out(*pair) for pair in zip(outputs, strides, strict=True)] if strides else outputs
 
-def laid_out(value: Any, strides: Strides) -> Any:
+    return as_strided
+
+
+def _laid_out(value: Any, strides: Strides) -> Any:
     """`value` in that layout, where it is a tensor in another."""
     if strides is None or not isinstance(value, Tensor):
         return value

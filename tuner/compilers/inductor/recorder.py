@@ -26,8 +26,9 @@ from torch import fx
 from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
 from tuner.compilers.inductor.capture import _native_form as native_form
 from tuner.compilers.inductor.capture import _with_native as with_native
-from tuner.compilers.inductor.capture import form_of, graph_forms
+from tuner.compilers.inductor.capture import form_of, graph_forms, parameters_of
 from tuner.compilers.inductor.hooks import V, compile_fx, compile_fx_inner, functorch_config
+from tuner.compilers.inductor.layouts import as_compiled
 from tuner.compilers.inductor.program import copied, is_training, program_key
 from tuner.errors import UnsupportedGraph, one_line
 from tuner.target import Query
@@ -159,16 +160,18 @@ class Recording:
         """The program, which notes its graphs and runs eagerly; None where Inductor's own steps fail with it."""
         native = None if is_training(example_inputs) else native_form(gm, example_inputs)
 
-        def inner(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
+        def inner(made: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
             try:
-                graph = with_native(form_of(made, kwargs), native)
+                graph = with_native(form_of(made, kwargs, inputs_like), native)
+                finish = as_compiled(made, inputs_like, kwargs) if graph.phase == "forward" else lambda outputs: outputs
             except Exception as error:
                 self.leave_out(error)
                 return _boxed(made.forward)
             with self.lock:
                 place = len(self.graphs)
                 self.graphs.append(CapturedGraph(graph))
-            return self._running(made, place, frozenset(kwargs.get("static_input_idxs", ())))
+                parameters = parameters_of(graph, [one.graph for one in self.graphs])
+            return self._running(made, finish, place, parameters)
 
         try:
             with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
@@ -180,13 +183,13 @@ class Recording:
             self.leave_out(error)
             return None
 
-    def _running(self, made: fx.GraphModule, place: int, static: frozenset[int]) -> Any:
+    def _running(self, made: fx.GraphModule, finish: Callable[[Any], Any], place: int, static: frozenset[int]) -> Any:
         def run(*inputs: Any) -> Any:
             try:
                 self._look(place, inputs, static)
             except Exception as error:
                 self.leave_out(error)
-            return made.forward(*inputs)
+            return finish(made.forward(*inputs))
 
         return _boxed(run)
 
