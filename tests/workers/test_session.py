@@ -253,7 +253,7 @@ def test_a_cold_cache_is_flushed_before_every_call_that_counts(monkeypatch):
     device = open_device("cpu")
     monkeypatch.setattr(device, "flush", lambda: flushed.append(1))
     session = Session(softmax_graph(), 0, Policy.for_cpu(1, cache="cold"), device)
-    assert session.repetitions == 1
+    assert session.sized[0].repetitions == 1
     before = len(flushed)
     session.time_plans([], 5, 0)
     assert len(flushed) - before >= 5
@@ -269,9 +269,9 @@ def test_written_inputs_are_restored_between_runs(writing):
     fresh = make_inputs(writing.builder.graph, seed=0)
     entry = writing.entries[DEFAULT_KEY]
     seen = []
-    real = entry.run
-    entry.run = lambda: (seen.append([value.clone() for value in writing.timed.values]), real())[1]
-    writing.repetitions = 3
+    (real,) = entry.runs
+    entry.runs = [lambda: (seen.append([value.clone() for value in writing.timed.values]), real())[1]]
+    writing.sized[0].repetitions = 3
     assert writing.try_plan(KNOB, None, [])["status"] == "ok"
     writing.time_plans([KNOB.key], 4, 0)
     assert len(seen) >= 4 * 3
@@ -384,7 +384,7 @@ def test_a_graph_that_draws_none_is_not_refused(function):
 
 def test_a_graph_whose_default_cannot_be_checked_is_refused(monkeypatch):
     graph = softmax_graph()
-    monkeypatch.setattr(session_module.CheckedInputs, "deviation", lambda *_: float("inf"))
+    monkeypatch.setattr(session_module.Sized, "deviation", lambda *_: float("inf"))
     with pytest.raises(UnsupportedGraph) as caught:
         session_on(graph)
     assert caught.value.reason == "unchecked"

@@ -42,32 +42,33 @@ class Reference:
     @staticmethod
     def of(
         module: fx.GraphModule,
-        inputs: Sequence[Tensor],
+        inputs: Sequence[Any],
         mutated: Sequence[int],
         seed: int,
         native: fx.GraphModule | None = None,
     ) -> Reference:
-        """Runs `module`, a post-AOTAutograd graph of tensors, eagerly and in float64 on copies of what it writes.
+        """Runs `module`, a post-AOTAutograd graph, eagerly and in float64 on copies of what it writes.
 
-        mutated: positions of the inputs that it writes. native: the same graph with ops undecomposed, as eager runs a user's
-        model: a library's kernel may be less exact than what it decomposes to, and is as good as eager all the same. seed: what
-        `compare_with` is to be told an outcome of, see `seeded`. Raises what eager raises.
+        inputs: tensors, and numbers where sizes vary. mutated: positions of the inputs that it writes. native: the same graph
+        with ops undecomposed, as eager runs a user's model: a library's kernel may be less exact than what it decomposes to, and
+        is as good as eager all the same. seed: what `compare_with` is to be told an outcome of, see `seeded`. Raises what eager
+        raises.
         """
         if (node := random_node(module)) is not None:
             return Reference(None, f"{node.target} draws random numbers", seed)
         run = _EagerRun(module)
-        eager = _outcome(run.run, [same_layout(x, x.dtype) if i in mutated else x for i, x in enumerate(inputs)], mutated)
+        eager = _outcome(run.run, [_copy(x, wide=False) if i in mutated else x for i, x in enumerate(inputs)], mutated)
         wide = _WideRun(module, run.dtypes)
         try:
-            exact = _outcome(wide.run, [same_layout(x, _wide_dtype(x.dtype)) for x in inputs], mutated)
+            exact = _outcome(wide.run, [_copy(x, wide=True) for x in inputs], mutated)
         except RuntimeError as error:
             return Reference([expect(a, a, flat=True) for a in eager], f"no float64 reference: {one_line(error)}", seed)
         reason = f"in their own precision also in the reference: {', '.join(wide.narrow)}" if wide.narrow else ""
         flat = bool(wide.narrow)
-        largest = max((x.numel() for x in inputs), default=0)
+        largest = max((x.numel() for x in inputs if isinstance(x, Tensor)), default=0)
         expected = [expect(a, b, flat, largest) for a, b in zip(eager, exact, strict=True)]
         if native is not None:
-            copies = [same_layout(x, x.dtype) if i in mutated else x for i, x in enumerate(inputs)]
+            copies = [_copy(x, wide=False) if i in mutated else x for i, x in enumerate(inputs)]
             users = _outcome(fx.Interpreter(native).run, copies, mutated)
             expected = [excusing(one, expect(a, b, flat, largest)) for one, a, b in zip(expected, users, exact, strict=True)]
         return Reference(expected, reason, seed)
@@ -117,7 +118,13 @@ def same_layout(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return memory_of(tensor).to(dtype, copy=True).as_strided(tensor.shape, tensor.stride(), 0)
 
 
-def _outcome(run: Callable[..., Any], inputs: Sequence[Tensor], mutated: Iterable[int]) -> list[object]:
+def _copy(value: Any, wide: bool) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return same_layout(value, _wide_dtype(value.dtype) if wide else value.dtype)
+
+
+def _outcome(run: Callable[..., Any], inputs: Sequence[Any], mutated: Iterable[int]) -> list[object]:
     outputs = run(*inputs)
     copied = [value.clone() if isinstance(value, Tensor) else value for value in outputs]
     return [*copied, *(inputs[i].clone() for i in mutated)]

@@ -18,16 +18,26 @@ from tuner.workload.graph import Graph
 class CheckedInputs:
     """One set of inputs, made from `seed`, with its reference.
 
-    module: the graph as eager would run it. originals: copies of the inputs that the graph writes, by position.
+    sizes: values of the graph's symbols, which are passed before the inputs. module: the graph as eager would run it. originals:
+    copies of the inputs that the graph writes, by position.
     """
 
-    def __init__(self, graph: Graph, module: fx.GraphModule, seed: int, device: Device):
+    def __init__(self, graph: Graph, module: fx.GraphModule, seed: int, device: Device, sizes: Sequence[int] = ()):
         self.graph, self.seed, self.mutated, self.device = graph, seed, graph.mutated, device
-        self.values = make_inputs(graph, seed)
+        self.sizes = tuple(sizes)
+        self.values = self._made()
         self.sums = self._sums()
         self.originals = {i: self.values[i].clone() for i in self.mutated}
         native = None if graph.native_form is None else to_fx(graph.native_form)
-        self.reference = Reference.of(module, self.values, self.mutated, seed, native)
+        self.reference = Reference.of(module, self.passed, [len(self.sizes) + i for i in self.mutated], seed, native)
+
+    def _made(self) -> list[Tensor]:
+        return make_inputs(self.graph, self.seed)
+
+    @property
+    def passed(self) -> list[Any]:
+        """What a call is passed: a list of its own, which it may empty."""
+        return [*self.sizes, *self.values]
 
     @property
     def bytes(self) -> int:
@@ -39,20 +49,20 @@ class CheckedInputs:
         for i, original in self.originals.items():
             self.values[i].copy_(original)
 
-    def outcome(self, function: Callable[[list[Tensor]], Sequence[Any]]) -> list[Any]:
+    def outcome(self, function: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
         """Outputs and mutated inputs of one call on fresh state and poisoned memory, copied. Raises what the call raises."""
         self.restore()
         seeded(self.reference.seed)
         try:
             with self.device.poisoned():
-                outputs = function(list(self.values))
+                outputs = function(self.passed)
                 self.device.synchronize()
             copied = [value.clone() if isinstance(value, Tensor) else value for value in outputs]
             return copied + [self.values[i].clone() for i in self.mutated]
         finally:
             self.restore()
 
-    def deviation(self, function: Callable[[list[Tensor]], Sequence[Any]]) -> float:
+    def deviation(self, function: Callable[[list[Any]], Sequence[Any]]) -> float:
         """How far one call strays from the reference, in units of the tolerance. Raises what the call raises.
 
         Infinitely far is one that writes an input which the graph does not write; the inputs are as before then, too.
@@ -61,7 +71,7 @@ class CheckedInputs:
             found = self.reference.deviation(self.outcome(function))
         finally:
             if spoiled := self._sums() != self.sums:
-                for value, made in zip(self.values, make_inputs(self.graph, self.seed), strict=True):
+                for value, made in zip(self.values, self._made(), strict=True):
                     memory_of(value).copy_(memory_of(made))
                 # What lies between elements that are apart is nobody's, and other bytes in each that is made.
                 self.sums = self._sums()

@@ -103,7 +103,8 @@ class Handler:
             self.session = Session(graph, request["seed"], Policy(**request["policy"]), self.device)
         default = self.session.describe_default()
         if on_cpu:
-            cap_memory(default.get("peak_bytes", 0))
+            peak = default.get("peak_bytes", 0)
+            cap_memory(max(peak) if isinstance(peak, list) else peak)
         return default
 
     def open_whole(self, request: dict[str, Any]) -> Any:

@@ -15,36 +15,32 @@ import torch
 
 from tuner.errors import UnsupportedGraph
 from tuner.measure.device import Device
-from tuner.measure.timing import measure_stretch, repetitions_for
+from tuner.measure.statistics import median_of
 from tuner.measurement import Policy
 from tuner.plan import Plan
 from tuner.workers.builder import Builder, Built
-from tuner.workers.checks import CheckedInputs
 from tuner.workers.memory import resident_bytes_now
+from tuner.workers.sized import ORDERS_APART, Sized, busy_of, conditions_of, interleaved
 from tuner.workers.verdicts import failure, starved
 from tuner.workload.graph import Graph
 
 DEFAULT_KEY = Plan().key
-WARM_UP_CALLS = 5
 # How far, in units of the tolerance, the default may stray from eager.
 MAX_DEFAULT_ERROR = 10.0
-# Distance between the seeds of the inputs that are timed and of those that are checked as well.
-CHECK_SEED = 1_000_003
-# Larger inputs are checked only as they are timed: twice the memory and a second reference run cost more than they tell.
-MAX_CHECK_BYTES = 2**30
 
 
 @dataclass
 class Entry:
-    """A compiled candidate that was found right. run: one call on the inputs that are timed.
+    """A compiled candidate that was found right. runs: one call on the inputs that are timed, of each size.
 
-    peak_bytes: on the CPU, of a process that has loaded torch, holds the inputs, and makes this call: what its user sees of it.
+    peak_bytes: on the CPU, of a process that has loaded torch, holds the inputs, and makes this call: what its user sees of it;
+    a list of such where the policy has sizes.
     """
 
-    run: Callable[[], Any]
+    runs: list[Callable[[], Any]]
     built: Built
     error: float
-    peak_bytes: int
+    peak_bytes: int | list[int]
 
     def describe(self) -> dict[str, Any]:
         return {**self.built.describe(), "error": self.error, "peak_bytes": self.peak_bytes}
@@ -66,17 +62,17 @@ class CompileSession:
 
 
 class Session(CompileSession):
-    """Compiles, checks and times candidates of one graph on inputs made from `seed`. Raises UnsupportedGraph where it cannot."""
+    """Compiles, checks and times candidates of one graph on inputs made from `seed`, at each of the policy's sizes.
+
+    Raises UnsupportedGraph where it cannot.
+    """
 
     def __init__(self, graph: Graph, seed: int, policy: Policy, device: Device):
         self.policy, self.device = policy, device
         module = Builder(graph, ()).module(Plan())
-        self.timed = CheckedInputs(graph, module, seed, device)
-        self.checked = [self.timed]
-        if graph.inputs and self.timed.bytes <= MAX_CHECK_BYTES:
-            self.checked.append(CheckedInputs(graph, module, seed + CHECK_SEED, device))
+        self.sized = [Sized(graph, module, seed, policy, device, sizes) for sizes in policy.sizes or ((),)]
+        self.timed = self.sized[0].timed
         super().__init__(Builder(graph, self.timed.values))
-        self.restore = self.timed.restore if self.timed.originals else None
         self.entries: dict[str, Entry] = {}
         self.allowed_error = MAX_DEFAULT_ERROR
         built = self.builder.build(Plan())
@@ -88,8 +84,8 @@ class Session(CompileSession):
         # The default is what users get without us: where it strays from eager itself, candidates may stray twice as far.
         self.allowed_error = max(1.0, 2 * default.error)
         self.entries[DEFAULT_KEY] = default
-        self.default_ms, self.call_s = self._rough(default)
-        self.repetitions = repetitions_for(self.default_ms, policy)
+        for one, run in zip(self.sized, default.runs, strict=True):
+            one.time_default(run)
 
     @property
     def checkable(self) -> bool:
@@ -98,40 +94,30 @@ class Session(CompileSession):
 
     def _checked(self, built: Built) -> Entry:
         """Raises what a call raises; peak memory is read where the error is allowed."""
-        for inputs in self.checked:
-            if not inputs.reference.checkable and DEFAULT_KEY not in self.entries:
-                inputs.reference.compare_with(inputs.outcome(built.function))
-        entry = Entry(lambda: built.function(list(self.timed.values)), built, 0.0, 0)
-        entry.error = max(inputs.deviation(built.function) for inputs in self.checked)
+        if DEFAULT_KEY not in self.entries:
+            for one in self.sized:
+                one.compare_with(built.function)
+        entry = Entry([one.call(built.function) for one in self.sized], built, 0.0, 0)
+        entry.error = max(one.deviation(built.function) for one in self.sized)
         if entry.error <= self.allowed_error:
-            entry.peak_bytes = self.device.peak_bytes(entry.run) + self.timed.bytes
-            self.timed.restore()
+            peaks = [one.peak_bytes(run) for one, run in zip(self.sized, entry.runs, strict=True)]
+            entry.peak_bytes = peaks if self.policy.sizes else peaks[0]
         return entry
-
-    def _rough(self, entry: Entry) -> tuple[float, float]:
-        """Milliseconds of one call by the policy's clock, and wall seconds of one with what comes before it."""
-        times_ms = []
-        for _ in range(2 * WARM_UP_CALLS):
-            started = time.perf_counter()
-            self.timed.restore()
-            if self.policy.cache == "cold":
-                self.device.flush()
-            times_ms.append(self.device.time_ms(entry.run, 1, self.policy.clock, None))
-            call_s = time.perf_counter() - started
-        return min(times_ms[WARM_UP_CALLS:]), call_s
 
     def describe_default(self) -> dict[str, Any]:
         """The default's verdict, and what the search has to know of it.
 
         default_ms: rough, milliseconds for one call. repetitions: calls that make one sample. check_s: wall time of its check;
-        call_s: of one call with what comes before it. checkable, reason: see Reference.
+        call_s: of one call with what comes before it; both of the size whose samples take longest. checkable, reason: see
+        Reference.
         """
+        longest = max(self.sized, key=lambda one: one.repetitions * one.call_s)
         return {
             **self.entries[DEFAULT_KEY].describe(),
-            "default_ms": self.default_ms,
-            "repetitions": self.repetitions,
+            "default_ms": median_of([one.default_ms for one in self.sized], len(self.sized)),
+            "repetitions": longest.repetitions,
             "check_s": self.check_s,
-            "call_s": self.call_s,
+            "call_s": longest.call_s,
             "checkable": self.checkable,
             "reason": self.timed.reference.reason,
             "resident_bytes": resident_bytes_now(),
@@ -167,24 +153,18 @@ class Session(CompileSession):
     def time_plans(self, keys: Sequence[str], samples: int, seed: int, patience: int = 0) -> dict[str, Any]:
         """Interleaved samples of the default and the plans with these keys.
 
-        times: by key, milliseconds for one call. conditions, busy: see Stretch.
+        times: by key, milliseconds for one call; of several sizes one of each in a round. conditions, busy: see Stretch.
         """
         chosen = [DEFAULT_KEY, *keys]
         with torch.compiler.set_stance("fail_on_recompile"):
-            stretch = measure_stretch(
-                self.device,
-                [self.entries[key].run for key in chosen],
-                self.policy,
-                samples=samples,
-                repetitions=self.repetitions,
-                restore=self.restore,
-                seed=seed,
-                patience=patience,
-            )
+            stretches = [
+                one.stretch([self.entries[key].runs[i] for key in chosen], samples, seed + ORDERS_APART * i, patience)
+                for i, one in enumerate(self.sized)
+            ]
         return {
-            "times": dict(zip(chosen, stretch.times_ms, strict=True)),
-            "conditions": stretch.conditions,
-            "busy": stretch.busy,
+            "times": dict(zip(chosen, interleaved(stretches), strict=True)),
+            "conditions": conditions_of(stretches),
+            "busy": busy_of(stretches, [one.sizes for one in self.sized]),
             "resident_bytes": resident_bytes_now(),
         }
 
