@@ -30,7 +30,12 @@ def copies(inputs: Sequence[Any]) -> tuple[Any, ...]:
     """The inputs with tensors of their own, each a leaf that requires a gradient where the original does."""
 
     def copy(leaf: Any) -> Any:
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+        if not isinstance(leaf, Tensor):
+            return leaf
+        made = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        # Marks of sizes that vary.
+        made.__dict__.update(leaf.__dict__)
+        return made
 
     return tuple(pytree.tree_map(copy, tuple(inputs)))
 
