@@ -74,6 +74,7 @@ CASES = {
     "int8": (lambda x: x.to(torch.float32) * 0.5, torch.arange(-8, 8, dtype=torch.int8)),
     "bfloat16": (lambda x: x.sin(), numbers(8, dtype=torch.bfloat16)),
     "complex": (lambda x: x * x.conj(), numbers(8).to(torch.complex64)),
+    "complex literal": (lambda x: (x * (2 + 1j)).sum(), numbers(3).to(torch.complex64)),
     "number as input": (lambda x, factor: x * factor, numbers(3), 2.5),
     "in place": (lambda x: x.add_(1), numbers(3, 4)),
     "in place, nothing returned": (update, numbers(3, 4), numbers(3, 4, seed=1), numbers(3, 4, seed=2)),

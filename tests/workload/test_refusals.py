@@ -85,12 +85,6 @@ def test_shapes_that_depend_on_data_are_refused_by_node(function, node):
     assert f"node {node}" in str(error)
 
 
-def test_symbolic_sizes_are_refused_by_node():
-    with pytest.raises(UnsupportedGraph, match=r"node arg\d+_1 ") as caught:
-        graph_of(lambda x: x.exp(), numbers(6, 4), dynamic=True)
-    assert caught.value.reason == "symbolic_sizes"
-
-
 def test_a_branch_is_refused_by_node():
     error = refusal_of(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), numbers(3))
     assert "cond" in str(error)
@@ -98,12 +92,6 @@ def test_a_branch_is_refused_by_node():
 
 def test_an_op_with_side_effects_is_refused_by_node():
     assert "with_effects" in str(refusal_of(torch.linalg.inv, numbers(3, 3)))
-
-
-def test_a_complex_literal_is_refused_by_node():
-    error = refusal_of(lambda x: (x * (2 + 1j)).sum(), numbers(3).to(torch.complex64))
-    assert "node mul" in str(error)
-    assert "complex" in str(error)
 
 
 def test_a_training_graph_is_refused():

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from tuner.errors import UnsupportedGraph
 from tuner.workload.graph import REBUILDABLE_NAMESPACES, Graph, InputData, Node, TensorMeta
+from tuner.workload.symbols import Ranges, SymbolicNumber, Symbols, is_number
 
 # What an input is drawn from that was never seen.
 UNSEEN = InputData(0, 1)
@@ -33,16 +34,18 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
 def canonical_order(graph: fx.Graph) -> list[fx.Node]:
     """All live nodes but the output: inputs first, then the rest, each in the order of a depth-first walk from the outputs.
 
-    Independent of names and of the order of independent nodes. In-place writes stay after what read the old value and before what
-    reads the new one; side effects that no output needs come last, in the graph's own order.
+    Nodes that yield sizes or other numbers are left out: a compiler may find them anywhere or nowhere. Independent of names and
+    of the order of independent nodes. In-place writes stay after what read the old value and before what reads the new one; side
+    effects that no output needs come last, in the graph's own order.
     """
     nodes = list(graph.nodes)
     place = {node: i for i, node in enumerate(nodes)}
     output = next(node for node in reversed(nodes) if node.op == "output")
-    effects = [node for node in nodes if node.op == "call_function" and node.is_impure()]
-    unused = [node for node in nodes if node.op == "placeholder"]
+    numbers = {node for node in nodes if is_number(node)}
+    effects = [node for node in nodes if node.op == "call_function" and node not in numbers and node.is_impure()]
+    unused = [node for node in nodes if node.op == "placeholder" and node not in numbers]
     # Ranked by what they compute from, before the order of reads and writes says anything: that order lists readers as written.
-    needs = {node: list(node.all_input_nodes) for node in nodes}
+    needs = {node: [need for need in node.all_input_nodes if need not in numbers] for node in nodes}
     rank = {node: i for i, node in enumerate(depth_first((*needs[output], *effects, *unused), needs))}
     for writer in rank:
         for written in written_arguments(writer):
@@ -71,19 +74,23 @@ def depth_first(roots: Iterable[fx.Node], needs: Mapping[fx.Node, list[fx.Node]]
     return list(found)
 
 
-def tensor_meta(value: Any, node: object = "an input") -> Any:
-    """Metadata of a node's value as JSON. Raises UnsupportedGraph, naming the node, for sizes that are symbols."""
+def tensor_meta(value: Any, node: object = "an input", symbols: Symbols | None = None) -> Any:
+    """Metadata of a node's value as JSON. Raises UnsupportedGraph, naming the node, for sizes that depend on data."""
     if isinstance(value, torch.Tensor):
-        if any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())):
-            sizes = tuple(value.shape)
-            raise UnsupportedGraph("symbolic_sizes", f"{node} has symbolic sizes, which are not supported yet: {sizes}")
-        dtype = str(value.dtype).removeprefix("torch.")
-        return TensorMeta(dtype, tuple(value.shape), tuple(value.stride()), value.device.type).to_json()
+        size = (symbols or Symbols()).size
+        dtype, layout = str(value.dtype).removeprefix("torch."), layout_of(value)
+        stride = () if layout else tuple(size(step, node) for step in value.stride())
+        return TensorMeta(dtype, tuple(size(one, node) for one in value.shape), stride, value.device.type, layout).to_json()
     if isinstance(value, list | tuple):
-        return [tensor_meta(item, node) for item in value]
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        raise UnsupportedGraph("symbolic_sizes", f"{node} is a symbolic number, which is not supported yet")
+        return [tensor_meta(item, node, symbols) for item in value]
     return None
+
+
+def layout_of(value: torch.Tensor) -> str:
+    """ "" for a plain tensor, else what it is instead: "sparse_coo", "quantized"."""
+    if value.is_quantized:
+        return "quantized"
+    return "" if value.layout == torch.strided else str(value.layout).removeprefix("torch.")
 
 
 def op_name(target: Any, node: object = "") -> str:
@@ -117,24 +124,28 @@ def op_from_name(name: str, node: str = "op ") -> Callable[..., Any]:
     return found
 
 
-def encode(value: Any, index: dict[fx.Node, int], node: object) -> Any:
+def encode(value: Any, index: Mapping[fx.Node, int], node: object, symbols: Symbols | None = None) -> Any:
     """An argument as JSON. Raises UnsupportedGraph for what is not data."""
     if isinstance(value, fx.Node):
-        return {"node": index[value]}
+        if value in index:
+            return {"node": index[value]}
+        return encode(value.meta["val"], index, node, symbols)
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, list | tuple):
-        return [encode(item, index, node) for item in value]
+        return [encode(item, index, node, symbols) for item in value]
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
         return {"device": value.type}
     if isinstance(value, torch.layout | torch.memory_format):
         return {"torch": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        raise UnsupportedGraph("symbolic_sizes", f"node {node} has a symbolic argument")
+    if isinstance(value, complex):
+        return {"complex": [encode(part, index, node) for part in (value.real, value.imag)]}
+    if isinstance(value, SymbolicNumber):
+        return (symbols or Symbols()).number(value, f"node {node}")
     raise UnsupportedGraph("unsupported_node", f"node {node} has an argument of type {type(value).__name__}")
 
 
@@ -148,6 +159,8 @@ def decode(value: Any, nodes: Mapping[int, fx.Node]) -> Any:
             return nodes[content]
         if kind == "float":
             return float(content)
+        if kind == "complex":
+            return complex(*(decode(part, {}) for part in content))
         if kind == "device":
             return torch.device(content)
         if kind in ("dtype", "torch"):
@@ -170,50 +183,67 @@ def _constant(gm: fx.GraphModule, node: fx.Node) -> Node:
     return Node("constant", content, [], {}, tensor_meta(value))
 
 
-def from_fx(gm: fx.GraphModule, phase: str = "inference", static_inputs: Iterable[int] = ()) -> Graph:
-    """Our form of a post-AOTAutograd graph. Raises UnsupportedGraph, naming the node, for what our form cannot hold."""
+def from_fx(
+    gm: fx.GraphModule, phase: str = "inference", static_inputs: Iterable[int] = (), ranges: Ranges | None = None
+) -> Graph:
+    """Our form of a post-AOTAutograd graph. Raises UnsupportedGraph, naming the node, for what our form cannot hold.
+
+    static_inputs: positions among all that a call passes, sizes included. ranges: of torch's symbols, as the back end was given
+    them; those that are not in it, or all, as they are now: lowering another graph of the program may have narrowed them.
+    """
     order = canonical_order(gm.graph)
     index = {node: i for i, node in enumerate(order)}
-    placeholders = gm.graph.find_nodes(op="placeholder")
+    symbols = Symbols(lambda: (node.meta.get("val") for node in order))
     nodes: list[Node] = []
     for node in order:
         if node.op == "get_attr":
             nodes.append(_constant(gm, node))
         elif node.op == "placeholder":
-            meta = tensor_meta(node.meta.get("val"), f"node {node}")
+            meta = tensor_meta(node.meta.get("val"), f"node {node}", symbols)
             if meta is None or not isinstance(meta[0], str):
                 raise UnsupportedGraph("unsupported_node", f"input {node} is not a tensor")
             nodes.append(Node("input", "", [], {}, meta))
         elif node.op == "call_function":
             name = op_name(node.target, node)
-            args = [encode(arg, index, node) for arg in node.args]
-            kwargs = {key: encode(value, index, node) for key, value in sorted(node.kwargs.items())}
-            nodes.append(Node("call", name, args, kwargs, tensor_meta(node.meta.get("val"), f"node {node}")))
+            args = [encode(arg, index, node, symbols) for arg in node.args]
+            kwargs = {key: encode(value, index, node, symbols) for key, value in sorted(node.kwargs.items())}
+            nodes.append(Node("call", name, args, kwargs, tensor_meta(node.meta.get("val"), f"node {node}", symbols)))
         else:
             raise UnsupportedGraph("unsupported_node", f"node {node} is a {node.op}")
     (output,) = gm.graph.find_nodes(op="output")
+    outputs, user_visible = _outputs(output, phase)
+    passed = gm.graph.find_nodes(op="placeholder")
+    inputs = [node for node in passed if node in index]
+    place = {node: i for i, node in enumerate(inputs)}
     written = {target for node in order for target in written_arguments(node)}
     training = phase != "inference"
     return Graph(
         phase=phase,
         nodes=tuple(nodes),
-        outputs=encode(output.args[0], index, output),
+        outputs=encode(outputs, index, output, symbols),
         order=tuple(index[node] for node in gm.graph.nodes if node in index),
-        data=(UNSEEN,) * len(placeholders),
-        static_inputs=tuple(static_inputs),
-        mutated=tuple(i for i, node in enumerate(placeholders) if node in written),
-        user_visible=_user_visible(output) if training else None,
-        names=tuple(node.name for node in placeholders) if training else (),
-        yields=tuple(value.name if isinstance(value, fx.Node) else "" for value in output.args[0]) if training else (),
+        data=(UNSEEN,) * len(inputs),
+        static_inputs=tuple(place[passed[i]] for i in static_inputs if passed[i] in place),
+        mutated=tuple(i for i, node in enumerate(inputs) if node in written),
+        symbols=symbols.declared(ranges),
+        user_visible=user_visible if training else None,
+        names=tuple(node.name for node in inputs) if training else (),
+        yields=tuple(value.name if isinstance(value, fx.Node) else "" for value in outputs) if training else (),
     )
 
 
-def _user_visible(output: fx.Node) -> tuple[int, ...] | None:
-    """Positions of the outputs whose strides the user sees, as the compiler was told; None where those are all."""
-    outputs: Any = output.args[0]
-    nodes = [i for i, value in enumerate(outputs) if isinstance(value, fx.Node)]
-    visible = output.meta.get("user_visible_output_idxs", nodes)
-    return None if list(visible) == nodes else tuple(visible)
+def _outputs(output: fx.Node, phase: str) -> tuple[list[Any], tuple[int, ...] | None]:
+    """The outputs, and the positions of those whose strides the user sees, None where that is all that are nodes.
+
+    A backward yields None for each input of the program that needs no gradient: for how many such is nothing that it computes.
+    """
+    found: Any = output.args[0]
+    outputs = list(found) if isinstance(found, list | tuple) else [found]
+    kept = [i for i, value in enumerate(outputs) if phase != "backward" or value is not None]
+    visible = output.meta.get("user_visible_output_idxs")
+    nodes = [new for new, old in enumerate(kept) if isinstance(outputs[old], fx.Node)]
+    seen = nodes if visible is None else [new for new, old in enumerate(kept) if old in visible]
+    return [outputs[i] for i in kept], None if seen == nodes else tuple(seen)
 
 
 def to_fx(graph: Graph) -> fx.GraphModule:
@@ -221,6 +251,8 @@ def to_fx(graph: Graph) -> fx.GraphModule:
 
     Constants come back as their content class says: scalars and zeros exactly, others as fixed random data.
     """
+    if graph.symbols:
+        raise UnsupportedGraph("symbolic_sizes", "graphs with symbolic sizes are not rebuilt yet")
     root = torch.nn.Module()
     new = fx.Graph()
     nodes: dict[int, fx.Node] = {}
@@ -253,7 +285,10 @@ def make_constant(node: Node, seed: int) -> torch.Tensor:
 
 
 def empty(meta: TensorMeta) -> torch.Tensor:
-    return torch.empty_strided(meta.shape, meta.stride, dtype=getattr(torch, meta.dtype), device=meta.device)
+    if meta.layout:
+        raise UnsupportedGraph("unsupported_node", f"a {meta.layout} tensor cannot be made like one that was seen")
+    shape, stride = meta.at(()).shape, meta.at(()).stride
+    return torch.empty_strided(shape, stride, dtype=getattr(torch, meta.dtype), device=meta.device)  # type: ignore[arg-type]
 
 
 def written_once(tensor: torch.Tensor) -> tuple[slice, ...]:

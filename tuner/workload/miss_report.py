@@ -15,13 +15,15 @@ from typing import Any
 from tuner.canonical import canonical_json
 from tuner.errors import SpecError
 from tuner.target import Query
-from tuner.workload.graph import REBUILDABLE_NAMESPACES, Graph, Node, TensorMeta
+from tuner.workload.expressions import LENGTH_LIMIT, number_at, value_of
+from tuner.workload.graph import PHASES, REBUILDABLE_NAMESPACES, Graph, Node, Symbol, TensorMeta
 
 # What one report may hold; a program of 2,000 operations is about 1 MB.
 REPORT_LIMIT_BYTES = 4 * 1024 * 1024
 GRAPHS_LIMIT = 16
 NODES_LIMIT = 4000
 THREADS_LIMIT = 4096
+SYMBOLS_LIMIT = 64
 KEY = re.compile(r"[0-9a-f]{64}")
 # from_file maps a file, and can make one: of all ops the only one that reaches out of the process.
 OP = re.compile(
@@ -29,7 +31,9 @@ OP = re.compile(
 )
 WORD = re.compile(r"[a-z]\w*")
 # Those with which a graph differs from what it is by default stand there only then.
-FORM_FIELDS = frozenset(Graph("", (), [], (), (), user_visible=(), names=("x",), yields=("x",)).to_json())
+FORM_FIELDS = frozenset(
+    Graph("", (), [], (), (), user_visible=(), names=("x",), yields=("x",), symbols=(Symbol(2, None, 2),)).to_json()
+)
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ def _graph(row: Any) -> Graph:
         if native.native_form is not None:
             raise ValueError("a native form has a native form")
         _check(native)
-        if [node.value for node in native.inputs] != [node.value for node in graph.inputs]:
+        if native.symbols != graph.symbols or [node.value for node in native.inputs] != [node.value for node in graph.inputs]:
             raise ValueError("a native form has other inputs than its graph")
     if row["key"] != graph.key:
         raise ValueError("a graph has another key than is claimed")
@@ -113,62 +117,77 @@ def _graph(row: Any) -> Graph:
 
 def _check(graph: Graph) -> None:
     """Raises ValueError, SpecError on what `tuner.workload.fx.from_fx` would not have made."""
-    if graph.phase != "inference":
-        raise SpecError(f"a graph of phase {str(graph.phase)[:20]!r}: only inference is tuned yet")
+    if graph.phase not in PHASES:
+        raise SpecError(f"a graph of phase {str(graph.phase)[:20]!r}, which there is not")
+    if len(graph.symbols) > SYMBOLS_LIMIT:
+        raise ValueError(f"a graph has more than {SYMBOLS_LIMIT} symbols")
+    for symbol in graph.symbols:
+        if not -(2**63) <= symbol.low <= symbol.hint <= (2**63 if symbol.high is None else symbol.high) <= 2**63:
+            raise ValueError("a symbol is not within its bounds")
     if sorted(graph.order) != list(range(len(graph.nodes))) or len(graph.data) != len(graph.inputs):
         raise ValueError("a graph's order or data does not fit its nodes")
     for position in (*graph.static_inputs, *graph.mutated):
         if not isinstance(position, int) or not 0 <= position < len(graph.inputs):
             raise ValueError("a graph names an input that it does not have")
+    if graph.user_visible is not None and not all(0 <= i < len(graph.outputs) for i in graph.user_visible):
+        raise ValueError("a graph shows an output that it does not have")
     for node in graph.nodes:
-        _check_node(node, len(graph.nodes))
-    _check_argument(graph.outputs, len(graph.nodes))
+        _check_node(node, graph)
+    _check_argument(graph.outputs, graph)
     canonical_json([seen.to_json() for seen in graph.data])
 
 
-def _check_node(node: Node, nodes: int) -> None:
+def _check_node(node: Node, graph: Graph) -> None:
     if node.op == "call":
         if not isinstance(node.target, str) or not (node.target == "operator.getitem" or OP.fullmatch(node.target)):
             raise SpecError(f"op {str(node.target)[:60]!r} cannot be rebuilt from a report")
-        _check_value(node.value)
+        _check_value(node.value, graph)
     elif node.op in ("input", "constant"):
         if TensorMeta.from_json(node.value).device != "cpu":
             raise SpecError(f"an input is on {str(node.value[3])[:20]}; only the CPU is supported yet")
-        _check_value(node.value)
+        _check_value(node.value, graph)
         if node.op == "constant" and node.target not in ("scalar", "zero", "other"):
             raise ValueError("a constant of unknown content")
     else:
         raise ValueError(f"a node is a {str(node.op)[:20]!r}")
     if not isinstance(node.args, list) or not isinstance(node.kwargs, dict):
         raise ValueError("a node's arguments are no list and object")
-    _check_argument(node.args, nodes)
-    _check_argument(list(node.kwargs.values()), nodes)
+    _check_argument(node.args, graph)
+    _check_argument(list(node.kwargs.values()), graph)
 
 
-def _check_value(value: Any) -> None:
-    """Metadata of one tensor, or of several, or of none."""
+def _check_value(value: Any, graph: Graph) -> None:
+    """Metadata of one tensor, or of several, or of none; sizes are looked at as they were when the graph was made."""
     if isinstance(value, list) and value and not isinstance(value[0], str):
         for item in value:
-            _check_value(item)
+            _check_value(item, graph)
     elif value:
         meta = TensorMeta.from_json(value)
-        if not (WORD.fullmatch(meta.dtype) and WORD.fullmatch(meta.device)) or min((*meta.shape, *meta.stride), default=0) < 0:
+        if meta.layout:
+            raise SpecError(f"a {meta.layout[:20]} tensor cannot be made like one that was seen")
+        lowest = min((value_of(size, graph.hints) for size in (*meta.shape, *meta.stride)), default=0)
+        if not (WORD.fullmatch(meta.dtype) and WORD.fullmatch(meta.device)) or lowest < 0:
             raise ValueError("a value's metadata makes no sense")
 
 
-def _check_argument(value: Any, nodes: int) -> None:
+def _check_argument(value: Any, graph: Graph) -> None:
     if value is None or isinstance(value, bool | int | str):
         return
     if isinstance(value, float) and math.isfinite(value):
         return
     if isinstance(value, list):
         for item in value:
-            _check_argument(item, nodes)
+            _check_argument(item, graph)
         return
     if isinstance(value, dict) and len(value) == 1:
         ((kind, content),) = value.items()
-        if kind == "node" and isinstance(content, int) and 0 <= content < nodes:
+        if kind == "node" and isinstance(content, int) and 0 <= content < len(graph.nodes):
             return
+        if kind == "sym" and isinstance(content, str) and len(content) <= LENGTH_LIMIT:
+            number_at(content, graph.hints)
+            return
+        if kind == "complex" and isinstance(content, list) and len(content) == 2:
+            return _check_argument(content, graph)
         if kind == "float" and content in ("inf", "-inf", "nan"):
             return
         if kind in ("dtype", "torch", "device") and isinstance(content, str) and WORD.fullmatch(content):

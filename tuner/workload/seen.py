@@ -25,12 +25,17 @@ MAX_LOOKED_AT = 1 << 24
 APART = 2
 
 
-def seen_in_all(inputs: Sequence[torch.Tensor], parameters: Container[int] = ()) -> tuple[InputData, ...]:
-    """What is to be remembered of a graph's inputs, of which those at `parameters` are parameters: see `seen_in`."""
+def seen_in_all(passed: Sequence[Any], parameters: Container[int] = ()) -> tuple[InputData, ...]:
+    """What is to be remembered of a graph's inputs, of which those at `parameters` are parameters: see `seen_in`.
+
+    passed: all that a call passes. Sizes among them are no inputs of our form: nothing is remembered of them.
+    """
     first: dict[int, int] = {}
-    data = []
+    data: list[InputData] = []
+    places = [place for place, value in enumerate(passed) if isinstance(value, torch.Tensor)]
+    inputs = [passed[place] for place in places]
     for i, value in enumerate(inputs):
-        seen = seen_in(value, parameter=i in parameters)
+        seen = seen_in(value, parameter=places[i] in parameters)
         if value.numel():
             owner = first.setdefault(value.untyped_storage().data_ptr(), i)
             if owner != i and _close(value, inputs[owner]):

@@ -21,6 +21,7 @@ from tuner.workload.fx import from_fx
 from tuner.workload.graph import Graph, InputData, SpecPhase
 from tuner.workload.seen import seen_in_all
 from tuner.workload.step import Step
+from tuner.workload.symbols import Ranges
 
 
 @dataclass
@@ -108,18 +109,21 @@ def _never_called(inputs: list[Any]) -> Any:
 _never_called._boxed_call = True  # type: ignore[attr-defined]
 
 
-def form_of(gm: fx.GraphModule, kwargs: Mapping[str, Any], example_inputs: Sequence[Any] = ()) -> Graph:
+def form_of(
+    gm: fx.GraphModule, kwargs: Mapping[str, Any], example_inputs: Sequence[Any] = (), ranges: Ranges | None = None
+) -> Graph:
     """The form of a graph that Inductor's inner step is given with `kwargs`. Raises UnsupportedGraph.
 
     example_inputs: what the step is given beside it, for a backward graph: it is traced before the forward is compiled, and
-    compiled for what that lays out in another way.
+    compiled for what that lays out in another way. ranges: of the program's symbols, see `program.program_ranges`; a backward's
+    key would else depend on how its forward was lowered.
     """
     phase = "inference" if kwargs.get("is_inference") else "backward" if kwargs.get("is_backward") else "forward"
     if phase == "backward" and example_inputs:
         for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
             if isinstance(value, torch.Tensor):
                 node.meta["val"] = value
-    return from_fx(gm, phase, sorted(kwargs.get("static_input_idxs", ())))
+    return from_fx(gm, phase, sorted(kwargs.get("static_input_idxs", ())), ranges)
 
 
 def _with_native(graph: Graph, native: _Native | None) -> Graph:

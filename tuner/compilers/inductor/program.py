@@ -12,6 +12,7 @@ from torch import fx
 from tuner.canonical import digest
 from tuner.errors import UnsupportedGraph
 from tuner.workload.fx import encode, tensor_meta
+from tuner.workload.symbols import Ranges, SymbolicNumber, Symbols, sizes_in
 
 
 def program_key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
@@ -21,13 +22,25 @@ def program_key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
     """
     index = {node: i for i, node in enumerate(gm.graph.nodes)}
     rows = [[node.op, _target(gm, node), _encode(node.args, index, node), _encode(node.kwargs, index, node)] for node in index]
-    inputs = [tensor_meta(value) if isinstance(value, torch.Tensor) else _number(value) for value in example_inputs]
+    symbols = Symbols(lambda: example_inputs)
+    inputs = [_input(value, symbols) for value in example_inputs]
     modes = {
         "training": is_training(example_inputs),
         "autocast": str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None,
         "default_dtype": str(torch.get_default_dtype()),
     }
-    return digest("program", {"rows": rows, "inputs": inputs, "modes": modes})
+    bounds = [[symbol.low, symbol.high] for symbol in symbols.declared()]
+    return digest("program", {"rows": rows, "inputs": inputs, "modes": modes, "symbols": bounds})
+
+
+def program_ranges(example_inputs: Sequence[Any]) -> Ranges:
+    """The ranges of all symbols of a program, as the back end is given it: for `from_fx`, however long after.
+
+    Compiling its graphs narrows them.
+    """
+    sizes = (size for value in example_inputs for size in sizes_in(value) if isinstance(size, SymbolicNumber))
+    environment = next((size.node.shape_env for size in sizes), None)
+    return {} if environment is None else dict(environment.var_to_range)
 
 
 def is_training(example_inputs: Sequence[Any]) -> bool:
@@ -35,10 +48,12 @@ def is_training(example_inputs: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs)
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, bool | int | float):
-        return value
-    raise UnsupportedGraph("symbolic_sizes", f"an input of the program is a {type(value).__name__}")
+def _input(value: Any, symbols: Symbols) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tensor_meta(value, symbols=symbols)
+    if isinstance(value, bool | int | float | SymbolicNumber):
+        return symbols.number(value)
+    raise UnsupportedGraph("unsupported_node", f"an input of the program is a {type(value).__name__}")
 
 
 def _target(gm: fx.GraphModule, node: fx.Node) -> Any:
