@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from tracing import graph_of, numbers
 
-from tuner.compilers.inductor.capture import _recorder, capture
+from tuner.compilers.inductor.capture import capture
 from tuner.errors import SpecError, UnsupportedGraph
 from tuner.workload.fx import from_fx, op_from_name, op_name, to_fx
 
@@ -92,20 +92,6 @@ def test_a_branch_is_refused_by_node():
 
 def test_an_op_with_side_effects_is_refused_by_node():
     assert "with_effects" in str(refusal_of(torch.linalg.inv, numbers(3, 3)))
-
-
-def test_a_training_graph_is_refused():
-    layer = nn.Linear(4, 4)
-
-    def compiled(module):
-        return torch.compile(module, backend=_recorder([]))(numbers(2, 4))
-
-    with pytest.raises(Exception, match="training graphs are not supported yet"):
-        compiled(layer)
-    with torch.no_grad():
-        compiled(layer)
-    compiled(layer.requires_grad_(False))
-    assert capture(layer.requires_grad_(True), [numbers(2, 4)]), "captured without gradients, it is an inference graph"
 
 
 def test_a_node_that_is_neither_an_op_nor_an_input_is_refused_by_name():
