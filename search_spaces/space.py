@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -9,27 +11,37 @@ from tuner.plan import Groups, Plan
 from tuner.search_spaces.fusion import no_fusion, single_splits
 from tuner.search_spaces.inductor_knobs import KNOBS
 
-SPACE_VERSION = 1
+SPACE_VERSION = 2
+# Op kinds of which single occurrences are tried occur so often, and of all kinds together so many occurrences are.
+OCCURRENCES = range(2, 9)
+MAX_SINGLE = 12
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan with the place it has in the space: "no fusion", "split", "native aten.gelu.default", "realize_reads_threshold"."""
+    """A plan with the place it has in the space: "no fusion", "eager", "split", "native aten.gelu.default", of it one occurrence,
+    "native aten.gelu.default#2", "realize_reads_threshold".
+    """
 
     label: str
     plan: Plan
 
 
-def candidates(default_groups: Groups, native_kinds: Iterable[str]) -> Iterator[Candidate]:
-    """All candidates but the default: no fusion, each native op kind, the knobs' trials in turn, each single split.
+def candidates(default_groups: Groups, native_ops: Iterable[str]) -> Iterator[Candidate]:
+    """All candidates but the default: no fusion, eager, each native op kind, the knobs' trials in turn, single occurrences of
+    native op kinds, each single split.
 
-    default_groups: as the default realises them. native_kinds: ops of the graph that NATIVE_OPS declares. Broad changes come
-    before narrow ones, one value of each knob before the second of any, so that a short budget sees every dimension.
+    default_groups: as the default realises them. native_ops: ops of the graph that NATIVE_OPS declares, once for each occurrence.
+    Broad changes come before narrow ones, one value of each knob before the second of any, so that a short budget sees every
+    dimension.
     """
+    occurrences = Counter(native_ops)
     grouped = any(len(group) > 1 for group in default_groups)
     if grouped:
         yield Candidate("no fusion", Plan(groups=no_fusion(default_groups)))
-    for op in sorted(native_kinds):
+    # Nothing is decomposed for it that may stay whole: what eager itself would run.
+    yield Candidate("eager", Plan(compiler="eager", native=tuple(sorted(occurrences))))
+    for op in sorted(occurrences):
         yield Candidate(f"native {op}", Plan(native=(op,)))
     lowest = tuple(sorted((name, knob.trials[0]) for name, knob in KNOBS.items()))
     yield Candidate("realize all", Plan(config=lowest))
@@ -37,6 +49,9 @@ def candidates(default_groups: Groups, native_kinds: Iterable[str]) -> Iterator[
         for name, knob in sorted(KNOBS.items()):
             if rank < len(knob.trials):
                 yield Candidate(name, Plan(config=((name, knob.trials[rank]),)))
+    single = (f"{op}#{i}" for op, count in sorted(occurrences.items()) if count in OCCURRENCES for i in range(count))
+    for name in itertools.islice(single, MAX_SINGLE):
+        yield Candidate(f"native {name}", Plan(native=(name,)))
     if grouped:
         for groups in single_splits(default_groups):
             if any(len(group) > 1 for group in groups):

@@ -5,23 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.errors import PlanError
-from tuner.plan import Plan
+from tuner.plan import Plan, kind_of
 from tuner.search_spaces.inductor_knobs import KNOBS
 from tuner.search_spaces.native import NATIVE_OPS
+
+COMPILERS = ("inductor", "eager")
 
 
 def check_plan(plan: Plan) -> Plan:
     """`plan` itself, if every name and number in it is declared by the search space. Raises PlanError."""
-    if plan.compiler != "inductor":
+    if plan.compiler not in COMPILERS:
         raise PlanError(f"unknown compiler {plan.compiler!r}")
     for name, value in plan.config:
         if name not in KNOBS:
             raise PlanError(f"{name} is not a declared knob")
         if not KNOBS[name].contains(value):
             raise PlanError(f"{name}={value!r} is outside its declared range")
-    for op in plan.native:
-        if op not in NATIVE_OPS:
-            raise PlanError(f"{op} is not declared as an op that may stay native")
+    for name in plan.native:
+        if (kind := kind_of(name)) not in NATIVE_OPS:
+            raise PlanError(f"{name} is not declared as an op that may stay native")
+        if kind != name and kind in plan.native:
+            raise PlanError(f"a plan's native names {name} beside all occurrences of {kind}")
     if plan.groups == ():
         # It has the default's key, since empty fields are not in keys, but would keep everything from being fused.
         raise PlanError("a plan's groups hold no leaf")

@@ -88,7 +88,7 @@ class ProgramAnswer:
     @property
     def native(self) -> tuple[str, ...]:
         """Op kinds that some graph's plan keeps native."""
-        return tuple(sorted({op for answer in self.answers.values() for op in answer.plan.native}))
+        return tuple(sorted({kind for answer in self.answers.values() for kind in answer.plan.native_kinds}))
 
     @property
     def cache_tag(self) -> str:

@@ -9,6 +9,7 @@ TunerError                1  anything below, when nothing more precise fits
 ├── DaemonError           5  the daemon cannot start or does not answer
 ├── PlanError             6  a plan that does not validate
 │   ├── PlanNotRealised   6  the compiler did not make what the plan asks for
+│   ├── PlanRefused       6  a plan that may not be applied to this graph, or in this mode
 │   └── DuplicateCode     6  the generated code was measured before; raised to skip its compilation
 ├── WorkerError           7  the measuring process failed
 │   ├── WorkerTimeout     7  ... it did not answer in time and was killed
@@ -95,6 +96,10 @@ class PlanNotRealised(PlanError):
     def __init__(self, groups: tuple[tuple[str, ...], ...] = ()):
         super().__init__("the compiler's groups are not those that the plan asks for")
         self.groups = groups
+
+
+class PlanRefused(PlanError):
+    """The plan may not be applied to this graph, or in this mode of the compiler, whatever would come out."""
 
 
 class DuplicateCode(PlanError):

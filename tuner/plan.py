@@ -19,6 +19,8 @@ PLAN_SCHEMA = 1
 # position in the canonical order : iteration sizes : IR class : ordinal; "12:4096x1024:ComputedBuffer.Reduction:0"
 LEAF_ID = re.compile(r"\d{1,7}:[0-9a-zA-Z_*+/()|-]*:[A-Za-z0-9_.]+:\d{1,5}")
 MAX_LEAVES = 100_000
+# op kind "aten.gelu.default", or one occurrence of it, "aten.gelu.default#2"
+OCCURRENCE = re.compile(r"([^#]*)#(0|[1-9][0-9]{0,4})")
 FIELDS = frozenset({"schema", "compiler", "native", "config", "cuts", "groups", "kernels"})
 
 Groups = tuple[tuple[str, ...], ...]
@@ -40,7 +42,9 @@ def canonical_groups(groups: Any) -> Groups:
 class Plan:
     """One frozen, hashable choice for a graph. `Plan()` is the compiler's default.
 
-    native: ATen overloads kept undecomposed, as library calls, for the whole graph ("aten.gelu.default").
+    compiler: "inductor", or "eager", which runs each op as a library call and fuses nothing.
+    native: ATen overloads kept undecomposed, as library calls: all of the graph ("aten.gelu.default"), or one occurrence, counted
+    from 0 in the canonical order of the graph's native form, which is the same in every process ("aten.gelu.default#2").
     config: Inductor knobs as (name, value) pairs, sorted by name; names as Inductor writes them.
     groups: the full partition of scheduler leaves as realised, leaves named by local ids; None: the compiler groups.
     cuts, kernels: reserved; always empty in this version.
@@ -56,6 +60,11 @@ class Plan:
     @property
     def is_default(self) -> bool:
         return self == Plan()
+
+    @property
+    def native_kinds(self) -> tuple[str, ...]:
+        """Op kinds of which some occurrence is kept native, sorted."""
+        return tuple(sorted({kind_of(name) for name in self.native}))
 
     @property
     def leaves_numerics(self) -> bool:
@@ -76,7 +85,8 @@ class Plan:
     @property
     def complexity(self) -> int:
         """How many choices it makes: of two plans that are alike, the simpler one is to be preferred."""
-        return len(self.native) + len(self.config) + len(self.cuts) + len(self.kernels) + (self.groups is not None)
+        choices = len(self.native) + len(self.config) + len(self.cuts) + len(self.kernels)
+        return choices + (self.groups is not None) + (self.compiler != "inductor")
 
     @cached_property
     def key(self) -> str:
@@ -93,7 +103,7 @@ class Plan:
         if self.compiler != "inductor":
             parts.append(f"compiler={self.compiler}")
         if self.native:
-            parts.append("native " + ", ".join(name.removesuffix(".default") for name in self.native))
+            parts.append("native " + ", ".join(name.replace(".default", "") for name in self.native))
         parts += [f"{name}={value}" for name, value in self.config]
         if self.groups is not None:
             parts.append(describe_groups(self.groups))
@@ -123,6 +133,12 @@ class Plan:
             groups=None if groups is None else _groups(groups),
             kernels=_strings(data, "kernels"),
         )
+
+
+def kind_of(native: str) -> str:
+    """The op kind that an entry of a plan's `native` names, or names an occurrence of."""
+    occurrence = OCCURRENCE.fullmatch(native)
+    return occurrence[1] if occurrence else native
 
 
 def describe_groups(groups: Groups) -> str:

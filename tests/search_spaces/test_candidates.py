@@ -86,8 +86,12 @@ class TestCandidates:
             assert candidate.label
 
     def test_every_native_op_comes_once(self, groups, native):
-        kept = [candidate.plan.native for candidate in candidates(groups, native) if candidate.plan.native]
-        assert kept == [(op,) for op in sorted(native)]
+        found = [candidate.plan for candidate in candidates(groups, native) if candidate.plan.compiler == "inductor"]
+        assert [plan.native for plan in found if plan.native] == [(op,) for op in sorted(native)]
+
+    def test_eager_comes_once_and_decomposes_nothing(self, groups, native):
+        (eager,) = [candidate.plan for candidate in candidates(groups, native) if candidate.plan.compiler == "eager"]
+        assert eager.native == tuple(sorted(native))
 
     def test_every_trial_of_every_knob_comes_once_alone(self, groups, native):
         alone = [candidate.plan.config[0] for candidate in candidates(groups, native) if len(candidate.plan.config) == 1]
@@ -104,14 +108,32 @@ class TestCandidates:
 
 def test_broad_changes_come_before_narrow_ones():
     labels = [candidate.label for candidate in candidates(canonical_groups([leaves(4)]), ["aten.gelu.default"])]
-    assert labels[:3] == ["no fusion", "native aten.gelu.default", "realize all"]
-    assert labels[3 : 3 + len(KNOBS)] == sorted(KNOBS), "one value of each knob before the second of any"
+    assert labels[:4] == ["no fusion", "eager", "native aten.gelu.default", "realize all"]
+    assert labels[4 : 4 + len(KNOBS)] == sorted(KNOBS), "one value of each knob before the second of any"
     assert labels[-3:] == ["split"] * 3
     assert labels.index("split") == len(labels) - 3
 
 
 def test_a_graph_in_which_nothing_is_fused_still_has_knobs_to_try():
-    assert {candidate.label for candidate in candidates((), ())} == {"realize all", *KNOBS}
+    assert {candidate.label for candidate in candidates((), ())} == {"eager", "realize all", *KNOBS}
+
+
+def test_single_occurrences_of_an_op_come_after_its_kind():
+    ops = ["aten.gelu.default", "aten.silu.default", "aten.gelu.default"]
+    kept = [candidate.plan.native for candidate in candidates((), ops) if candidate.plan.compiler == "inductor"]
+    wanted = ["aten.gelu.default", "aten.silu.default", "aten.gelu.default#0", "aten.gelu.default#1"]
+    assert [native for native in kept if native] == [(name,) for name in wanted]
+
+
+@pytest.mark.parametrize(("count", "single"), [(1, 0), (2, 2), (8, 8), (9, 0)])
+def test_single_occurrences_are_tried_where_an_op_occurs_neither_once_nor_often(count, single):
+    found = [candidate.plan.native for candidate in candidates((), ["aten.gelu.default"] * count)]
+    assert sum("#" in name for native in found for name in native) == single
+
+
+def test_however_many_kinds_occur_twice_few_single_occurrences_are_tried():
+    found = [candidate.plan.native for candidate in candidates((), [*NATIVE_OPS, *NATIVE_OPS])]
+    assert sum("#" in name for native in found for name in native) == 12
 
 
 def test_a_group_of_two_is_not_split_where_that_is_no_fusion():

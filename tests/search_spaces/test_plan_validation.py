@@ -33,6 +33,8 @@ GOOD = {
         Plan(native=("aten.gelu.default", "aten.silu.default")),
         Plan(config=(("realize_opcount_threshold", 1), ("realize_reads_threshold", 64))),
         Plan(groups=((LEAVES[0], LEAVES[2]), (LEAVES[1],))),
+        Plan(compiler="eager", native=("aten.gelu.default",)),
+        Plan(native=("aten.gelu.default#0", "aten.gelu.default#12", "aten.silu.default")),
         Plan(native=("aten.gelu.default",), config=(("realize_acc_reads_threshold", 4),), groups=(LEAVES,)),
     ],
 )
@@ -99,6 +101,13 @@ MALFORMED = {
     "no config": changed(config=None),
     "undeclared op": changed(native=["aten.mm.default"]),
     "op without its overload": changed(native=["aten.gelu"]),
+    "an occurrence of an undeclared op": changed(native=["aten.mm.default#0"]),
+    "an occurrence without a number": changed(native=["aten.gelu.default#"]),
+    "an occurrence of a negative number": changed(native=["aten.gelu.default#-1"]),
+    "an occurrence in other digits": changed(native=["aten.gelu.default#٣"]),
+    "an occurrence with a leading zero": changed(native=["aten.gelu.default#01"]),
+    "an occurrence of a huge number": changed(native=["aten.gelu.default#" + "9" * 20]),
+    "an occurrence beside all of them": changed(native=["aten.gelu.default", "aten.gelu.default#1"]),
     "not an op": changed(native=["os.system"]),
     "an op twice": changed(native=["aten.gelu.default", "aten.gelu.default"]),
     "native as a text": changed(native="aten.gelu.default"),
@@ -148,8 +157,10 @@ def test_most_leaves_that_a_plan_may_hold_are_accepted():
 
 def test_a_plan_made_in_python_is_checked_as_well():
     for plan in (
-        Plan(compiler="eager"),
+        Plan(compiler="gcc"),
         Plan(native=("aten.mm.default",)),
+        Plan(native=("aten.mm.default#0",)),
+        Plan(native=("aten.gelu.default", "aten.gelu.default#0")),
         Plan(config=(("cpp.cxx", "/tmp/evil"),)),
         Plan(config=(("realize_reads_threshold", True),)),
         Plan(cuts=("a",)),

@@ -38,7 +38,8 @@ class Rules:
     """How to search, beside how much.
 
     retry: try also what is in quarantine. jobs: processes that compile ahead, if more than one; None: one for each core.
-    own_copies: see Bench. space: the candidates of a graph, given the default's groups and the kinds of ops that may stay native.
+    own_copies: see Bench. space: the candidates of a graph, given the default's groups and its ops that may stay native, each as
+    often as it occurs.
     """
 
     retry: bool = False
@@ -144,8 +145,8 @@ class _Run:
         if not groups:
             return deque()
         native = self.resolved.graph.native_form
-        kinds = NATIVE_OPS.intersection(native.calls) if native is not None else frozenset()
-        found = list(self.rules.space(groups, kinds))
+        ops = [call for call in native.calls if call in NATIVE_OPS] if native is not None else []
+        found = list(self.rules.space(groups, ops))
         if not incumbent.is_default and all(candidate.plan != incumbent for candidate in found):
             found.append(Candidate("incumbent", incumbent))
         found.sort(key=lambda candidate: candidate.plan != incumbent)
@@ -227,7 +228,7 @@ class _Run:
                 groups = canonical_groups(verdict["realised"])
                 return None if groups in self.seen_groups else Candidate(candidate.label, Plan(groups=groups))
             case "refused":
-                self.progress.refused["not checkable"] += 1
+                self.progress.refused[verdict.get("why", "not checkable")] += 1
                 return None
         self.trials += 1
         if verdict["status"] != "ok":

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from tuner.compilers.inductor.apply import Realised, compile_candidate
 from tuner.compilers.inductor.decompose import TableWithout, late_decompose
 from tuner.compilers.inductor.hooks import inductor_config
-from tuner.errors import DuplicateCode, PlanNotRealised
+from tuner.errors import DuplicateCode, PlanNotRealised, PlanRefused
 from tuner.plan import Groups, Plan, canonical_groups
 from tuner.workers.verdicts import failure, starved
 from tuner.workload.fx import empty, to_fx
@@ -51,7 +51,7 @@ class Builder:
         return late_decompose(to_fx(self.graph.native_form), plan.native, fake_inputs(self.graph))
 
     def build(self, plan: Plan, expected: Groups | None = None, seen_codes: Sequence[str] = (), own_copy: str = "") -> Built:
-        """Raises DuplicateCode, PlanNotRealised, and whatever the compiler raises."""
+        """Raises DuplicateCode, PlanNotRealised, PlanRefused, and whatever the compiler raises."""
         started = time.perf_counter()
         function, realised = compile_candidate(
             self.module(plan),
@@ -73,7 +73,8 @@ class Builder:
         """`build`, or the verdict that it ends with.
 
         status: "compile_error", "out_of_resources", "duplicate" (its code is in `seen_codes`), "not_realised" (other groups than
-        the `expected` ones came out: see realised); the last two come before the C++ compiler runs.
+        the `expected` ones came out: see realised), "refused" (the plan may not be applied to this graph); the last three come
+        before the C++ compiler runs.
         """
         started = time.perf_counter()
         try:
@@ -83,6 +84,8 @@ class Builder:
         except PlanNotRealised as error:
             realised = [list(group) for group in error.groups]
             verdict = {"status": "not_realised", "message": str(error), "realised": realised}
+        except PlanRefused as error:
+            verdict = {"status": "refused", "why": "not allowed here", "message": str(error)}
         # A border of the worker loop: whatever compiling a candidate raises is a verdict on it.
         except BaseException as error:
             verdict = {"status": "out_of_resources" if starved(error) else "compile_error", **failure(error)}

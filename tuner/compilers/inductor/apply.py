@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 
 from tuner.compilers.inductor.cpp_code import cpp_flags, forget_loaded, own_binaries
+from tuner.compilers.inductor.eager import check_left_to_eager, eager_settings
 from tuner.compilers.inductor.hooks import (
     CustomSchedulerPass,
     GraphLowering,
@@ -21,7 +22,7 @@ from tuner.compilers.inductor.hooks import (
     inductor_config,
 )
 from tuner.compilers.inductor.leaves import local_ids, realised_groups
-from tuner.errors import DuplicateCode, PlanNotRealised, find_cause
+from tuner.errors import DuplicateCode, PlanNotRealised, PlanRefused, find_cause
 from tuner.plan import Groups, Plan
 
 # Changes when the way plans are applied changes: it is in the compile caches' key.
@@ -40,14 +41,17 @@ class Realised:
 class ReadBack(CustomSchedulerPass):
     """Names the leaves before fusion and reads the partition after it; with `expected`, refuses another partition.
 
-    Raising here costs a lowering, but no C++ compilation. In the compile caches' key by its uuid alone.
+    Raising here costs a lowering, but no C++ compilation. In the compile caches' key by its uuid alone. eager: the graph is left
+    to eager, which not every graph may be.
     """
 
-    def __init__(self, realised: Realised, expected: Groups | None, uuid: str, after: bool):
-        self.realised, self.expected, self.after, self._uuid = realised, expected, after, uuid
+    def __init__(self, realised: Realised, expected: Groups | None, uuid: str, after: bool, eager: bool = False):
+        self.realised, self.expected, self.after, self.eager, self._uuid = realised, expected, after, eager, uuid
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         if not self.after:
+            if self.eager:
+                check_left_to_eager(V.graph.graph)
             self.realised.ids.update(local_ids(nodes, V.graph.graph))
             return nodes
         self.realised.groups = realised_groups(nodes, self.realised.ids)
@@ -94,11 +98,14 @@ def applied(plan: Plan, realised: Realised, expected: Groups | None = None) -> I
     Three things go together, for each alone leaves a stale or a poisoned compile cache behind: the choices handler is set both
     as the thread's handler and as the configured class, and the uuid of the passes puts all that the plan changes into the FX
     cache's key. (AOTAutograd's cache is asked before: `pinned` has its tag.) Native ops are decided before the graph is made.
+    Raises PlanRefused, here or while the graph is compiled, for one that must not be left to eager.
     """
     uuid = f"tuner-{APPLY_VERSION}-{plan.key}-{hashlib.sha256(repr(expected).encode()).hexdigest()[:16]}"
+    eager = plan.compiler == "eager"
     config: dict[str, Any] = {
         **dict(plan.config),
-        "_pre_fusion_custom_pass": ReadBack(realised, expected, uuid, after=False),
+        **(eager_settings() if eager else {}),
+        "_pre_fusion_custom_pass": ReadBack(realised, expected, uuid, after=False, eager=eager),
         "_post_fusion_custom_pass": ReadBack(realised, expected, uuid, after=True),
     }
     with contextlib.ExitStack() as stack:
@@ -153,7 +160,7 @@ def compile_candidate(
     The graph must already hold the native ops that the plan keeps. The callable takes a list of inputs, which it empties.
     own_copy: makes its machine code a copy of its own beside that of equal code; for measuring what luck of place does.
     Raises DuplicateCode (before the C++ compiler runs) for code in `seen_codes`, PlanNotRealised where the groups are not the
-    `expected` ones, and whatever the compiler raises.
+    `expected` ones, PlanRefused for a graph that must not be left to eager, and whatever the compiler raises.
     """
     realised = Realised({})
     # As compile_fx marks it for inference graphs: the strides of what the user sees are kept.
@@ -170,6 +177,7 @@ def compile_candidate(
         try:
             return compile_fx_inner(gm, inputs, **kwargs), realised
         except Exception as error:
-            if own := find_cause(error, DuplicateCode) or find_cause(error, PlanNotRealised):
+            own = find_cause(error, DuplicateCode) or find_cause(error, PlanNotRealised) or find_cause(error, PlanRefused)
+            if own is not None:
                 raise own from None
             raise

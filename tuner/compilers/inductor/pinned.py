@@ -18,7 +18,7 @@ from tuner.compilers.inductor.decompose import TableWithout, late_decompose, nat
 from tuner.compilers.inductor.doors import Run
 from tuner.compilers.inductor.hooks import compiler_config, inductor_config
 from tuner.compilers.inductor.program import copied
-from tuner.errors import PlanNotRealised, UnsupportedGraph, find_cause
+from tuner.errors import PlanNotRealised, PlanRefused, UnsupportedGraph, find_cause
 from tuner.lookup.client import Client
 from tuner.plan import Plan
 from tuner.target import Query
@@ -100,7 +100,11 @@ class Pinned:
             with compiler_config.patch(cache_key_tag=self.tag), applied(plan, realised, expected):
                 compiled = self._keeping(attempt, example_inputs, plan.native, kwargs)
         except Exception as error:
-            reason = "not realised" if find_cause(error, PlanNotRealised) else f"{type(error).__name__} under the plan"
+            if find_cause(error, PlanNotRealised):
+                reason = "not realised"
+            else:
+                refused = find_cause(error, PlanRefused)
+                reason = str(refused) if refused else f"{type(error).__name__} under the plan"
             events.swallowed(reason, error)
             compiled = self._default(gm, example_inputs, kwargs, cached=False)
             self._record(found, "fallback", reason)
