@@ -71,7 +71,7 @@ def capture(command: tuple[str, ...], threads: int | None, store: Path | None, s
 
 def _run(command: Sequence[str], folder: Path, threads: int | None) -> int:
     """The exit code of `command`, run with the recorder; minus the signal that it died of. Raises SpecError."""
-    environment = {**os.environ, FOLDER_VARIABLE: str(folder), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+    environment = {**os.environ, FOLDER_VARIABLE: str(folder)}
     # Where the script asks for our winners it is to get none: what is recorded is what would be compiled by default.
     environment["TUNER_DISABLE"] = "1"
     if threads is not None:
@@ -79,7 +79,8 @@ def _run(command: Sequence[str], folder: Path, threads: int | None) -> int:
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
-        raise SpecError(f"{command[0]} cannot be run: {error.strerror}") from error
+        hint = f": tuner capture -- python {command[0]}" if command[0].endswith(".py") else ""
+        raise SpecError(f"{command[0]} cannot be run ({error.strerror}){hint}") from error
     with _signals_passed_on(process):
         return process.wait()
 
@@ -119,8 +120,16 @@ def _keep(captured: Captured, store: SqliteStore) -> None:
     for program in captured.programs:
         for one in program.graphs:
             store.add_graph(one.graph.key, one.graph.to_json())
-        if program.query is not None:
+        # What is known of a program may be more than one run of a script makes of it.
+        if program.query is not None and not _is_known(program, store):
             store.add_program(program.query, program.graph_queries(), _name(program))
+
+
+def _is_known(program: CapturedProgram, store: SqliteStore) -> bool:
+    """Whether the store's record of the program has all of these graphs."""
+    assert program.query is not None
+    exact_key = program.query.exact_key
+    return all(any(made.exact_key == exact_key for made in store.programs_of(one.graph.key)) for one in program.graphs)
 
 
 def _name(program: CapturedProgram) -> str:
@@ -185,10 +194,10 @@ def _raise_what_failed(captured: Captured, command: Sequence[str], exit_code: in
     if exit_code:
         how = f"was ended by signal {-exit_code}" if exit_code < 0 else f"failed with exit code {exit_code}"
         raise TunerError(f"{command[0]} {how}; {kept}")
-    if captured.unsupported:
-        raise SpecError(f"nothing could be captured: {captured.unsupported}")
     if captured.programs:
         return
+    if captured.unsupported:
+        raise SpecError(f"nothing can be captured: {captured.unsupported}")
     if captured.left_out:
         raise SpecError("nothing of what the command compiles can be tuned; see above")
     if captured.processes:
@@ -198,6 +207,8 @@ def _raise_what_failed(captured: Captured, command: Sequence[str], exit_code: in
 
 def _why_not_loaded(program: str) -> str:
     """Why no process of a command had the recorder in it."""
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        return "nothing to capture: TORCH_DEVICE_BACKEND_AUTOLOAD keeps torch from loading the recorder"
     if Path(program).name.startswith("python"):
         done = subprocess.run([program, "-c", HAS_TUNER], capture_output=True, check=False)
         if done.returncode:

@@ -91,6 +91,40 @@ if len(sys.argv) == 1:
         assert tokens[1] > 100, "the range of integers is that of all calls"
 
 
+TRAINED = """
+import torch
+torch.set_num_threads(1)
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.GELU(), torch.nn.Flatten(), torch.nn.Linear(512, 16))
+x = torch.randn(4, 3, 8, 8)
+"""
+STEPS = """
+def gradients(call):
+    call(x).square().mean().backward()
+    found = [parameter.grad for parameter in net.parameters()]
+    net.zero_grad()
+    return found
+compiled = torch.compile(net, backend="aot_eager")
+for _ in range(3):
+    for one, other in zip(gradients(compiled), gradients(net), strict=True):
+        torch.testing.assert_close(one, other)
+"""
+
+
+def test_a_training_step_is_kept_as_the_graphs_that_a_sweep_of_it_tunes(capture, tmp_path):
+    from tuner.compilers.inductor.capture import capture as capture_callable
+
+    result, told = capture(TRAINED + STEPS)
+    assert result.exit_code == 0, result.stderr
+    (program,) = told["programs"]
+    assert [(graph["phase"], graph["calls"]) for graph in program["graphs"]] == [("forward", 3), ("backward", 3)]
+    namespace: dict[str, Any] = {}
+    exec(TRAINED, namespace)
+    (swept,) = capture_callable(namespace["net"], [namespace["x"]], phase="training")
+    assert program["program_key"] == swept.key
+    assert [graph["workload_key"] for graph in program["graphs"]] == [graph.key for graph in swept.graphs]
+
+
 SERVED = (
     NORM
     + """
@@ -152,7 +186,8 @@ def test_a_python_without_tuner_is_told_so(capture, tmp_path):
     assert "has no tuner installed" in result.stderr
 
 
-def test_a_command_that_does_not_exist_is_told_so(capture):
-    result, _ = capture(("no-such-command",))
+@pytest.mark.parametrize(("command", "told"), [("no-such-command", "cannot be run"), ("train.py", "capture -- python train.py")])
+def test_a_command_that_cannot_be_run_is_told_so(capture, command, told):
+    result, _ = capture((command,))
     assert result.exit_code == 3
-    assert "no-such-command cannot be run" in result.stderr
+    assert told in result.stderr
