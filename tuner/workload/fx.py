@@ -177,6 +177,9 @@ def _constant(gm: fx.GraphModule, node: fx.Node) -> Node:
         raise UnsupportedGraph("unsupported_node", f"node {node} is a constant of type {type(value).__name__}")
     # The compiler calls us under its fake mode, in which a real tensor cannot be read.
     with unset_fake_temporarily():
+        if value.layout != torch.strided:
+            # A weight that freezing packed for a library: it can be read, and made, by that library only.
+            return Node("constant", "packed", [str(value.layout).removeprefix("torch.")], {}, tensor_meta(value))
         if value.numel() == 1:
             return Node("constant", "scalar", [encode(value.item(), {}, node)], {}, tensor_meta(value))
         content = "zero" if value.numel() == 0 or not bool(value.any()) else "other"
@@ -276,6 +279,8 @@ def to_fx(graph: Graph) -> fx.GraphModule:
 
 def make_constant(node: Node, seed: int) -> torch.Tensor:
     meta = TensorMeta.from_json(node.value)
+    if node.target == "packed":
+        raise UnsupportedGraph("unsupported_node", "a constant is packed for a library, and cannot be rebuilt")
     tensor = empty(meta)
     if node.target == "scalar":
         return tensor.fill_(decode(node.args[0], {}))
