@@ -69,6 +69,9 @@ with torch.no_grad():
     for high in (10, 1000):
         compiled(torch.randint(0, high, (8, 1)), torch.randn(8, 64))
     compiled(torch.randint(0, 5, (4, 1)), torch.randn(4, 64))
+    varying = torch.compile(lambda x: x.exp() + 1, dynamic=True)
+    for rows in (5, 7, 7):
+        varying(torch.randn(rows, 8))
     torch.compile(lambda x: x.softmax(-1), backend=lambda gm, inputs: gm.forward)(torch.randn(4, 8))
     torch.compile(lambda x: x.cumsum(-1) * 2, mode="max-autotune-no-cudagraphs")(torch.randn(4, 8))
 if len(sys.argv) == 1:
@@ -78,11 +81,13 @@ if len(sys.argv) == 1:
     result, told = capture(script)
     assert result.exit_code == 0, result.stderr
     assert told["processes"] == 2
-    assert [len(program["graphs"]) for program in told["programs"]] == [1, 1, 1, 1]
+    assert [len(program["graphs"]) for program in told["programs"]] == [1, 1, 1, 1, 1]
     # both processes called it, the first shape twice
-    assert [graph["calls"] for graph in graphs(told)] == [4, 2, 2, 2]
+    assert [graph["calls"] for graph in graphs(told)] == [4, 2, 6, 2, 2]
+    seen = [(sorted(at["sizes"]), at["calls"]) for at in graphs(told)[2]["sizes"]]
+    assert seen == [([5, 8], 2), ([7, 8], 4)]
     assert told["programs"][0]["ambient"]["threads"] == 1
-    assert "max_autotune" in told["programs"][3]["ambient"]["inductor"]
+    assert "max_autotune" in told["programs"][4]["ambient"]["inductor"]
     assert not list((tmp_path / "inductor").rglob("*.so"))
     with SqliteStore(tmp_path / "store.db", read_only=True) as store:
         form = store.graph(graphs(told)[0]["workload_key"])

@@ -14,7 +14,7 @@ from torch import fx
 from tuner.compilers.inductor.decompose import late_decompose, native_table
 from tuner.compilers.inductor.hooks import compile_fx, dynamo_config, functorch_config, inductor_config
 from tuner.compilers.inductor.layouts import as_compiled
-from tuner.compilers.inductor.program import copied, is_training, program_key
+from tuner.compilers.inductor.program import copied, is_training, program_key, program_ranges
 from tuner.errors import SpecError, UnsupportedGraph, find_cause, one_line
 from tuner.search_spaces.native import NATIVE_OPS
 from tuner.workload.fx import from_fx
@@ -76,10 +76,10 @@ def graph_forms(
     For use in a back end. made: the same, where the compile has just made them, without native forms: it saves a trace. Raises
     UnsupportedGraph, naming the node, for what our form cannot hold.
     """
-    graphs = list(made)
+    graphs, ranges = list(made), program_ranges(example_inputs)
 
     def record(gm: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
-        graphs.append(form_of(gm, kwargs, inputs_like))
+        graphs.append(form_of(gm, kwargs, inputs_like, ranges))
         if graphs[-1].phase != "forward":
             raise _Stop
         as_compiled(gm, inputs_like, kwargs)
@@ -134,17 +134,19 @@ def _recorder(programs: list[Program]) -> Callable[..., Any]:
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         program = Program(program_key(gm, example_inputs))
         programs.append(program)
+        # Before anything narrows them.
+        ranges = program_ranges(example_inputs)
         native = None if is_training(example_inputs) else _native_form(gm, example_inputs)
 
         def record(made: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
             place = len(program.graphs)
-            graph = _with_native(form_of(made, kwargs, inputs_like), native)
+            graph = _with_native(form_of(made, kwargs, inputs_like, ranges), native)
             program.graphs.append(graph)
             parameters = parameters_of(graph, program.graphs)
             finish = as_compiled(made, inputs_like, kwargs) if graph.phase == "forward" else lambda outputs: outputs
 
             def run(inputs: list[Any]) -> Any:
-                seen = seen_in_all(inputs, parameters)
+                seen = seen_in_all([value for value in inputs if isinstance(value, torch.Tensor)], parameters)
                 program.graphs[place] = with_data(program.graphs[place], seen)
                 outputs = made.forward(*inputs)
                 inputs.clear()
@@ -159,7 +161,7 @@ def _recorder(programs: list[Program]) -> Callable[..., Any]:
 
 
 def parameters_of(graph: Graph, program: Sequence[Graph]) -> frozenset[int]:
-    """Positions of the inputs that are parameters; of a backward graph, to which all saved values are as static, by name."""
+    """Positions among the tensors of inputs that are parameters; of a backward, to which all saved values are static, by name."""
     if graph.phase != "backward":
         return frozenset(graph.static_inputs)
     names = {one.names[i] for one in program if one.phase == "forward" for i in one.static_inputs}

@@ -29,7 +29,7 @@ from tuner.compilers.inductor.capture import _with_native as with_native
 from tuner.compilers.inductor.capture import form_of, graph_forms, parameters_of
 from tuner.compilers.inductor.hooks import V, compile_fx, compile_fx_inner, functorch_config
 from tuner.compilers.inductor.layouts import as_compiled
-from tuner.compilers.inductor.program import copied, is_training, program_key
+from tuner.compilers.inductor.program import copied, is_training, program_key, program_ranges
 from tuner.errors import UnsupportedGraph, one_line
 from tuner.target import Query
 from tuner.workload.captured import CapturedGraph, CapturedProgram, merged_data, with_data, write_file
@@ -158,11 +158,13 @@ class Recording:
 
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], run: Main) -> Any:
         """The program, which notes its graphs and runs eagerly; None where Inductor's own steps fail with it."""
+        # Before anything narrows them.
+        ranges = program_ranges(example_inputs)
         native = None if is_training(example_inputs) else native_form(gm, example_inputs)
 
         def inner(made: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
             try:
-                graph = with_native(form_of(made, kwargs, inputs_like), native)
+                graph = with_native(form_of(made, kwargs, inputs_like, ranges), native)
                 finish = as_compiled(made, inputs_like, kwargs) if graph.phase == "forward" else lambda outputs: outputs
             except Exception as error:
                 self.leave_out(error)
@@ -186,14 +188,14 @@ class Recording:
     def _running(self, made: fx.GraphModule, finish: Callable[[Any], Any], place: int, static: frozenset[int]) -> Any:
         def run(*inputs: Any) -> Any:
             try:
-                self._look(place, inputs, static)
+                self._look(place, [value for value in inputs if isinstance(value, torch.Tensor)], static)
             except Exception as error:
                 self.leave_out(error)
             return finish(made.forward(*inputs))
 
         return _boxed(run)
 
-    def _look(self, place: int, inputs: Sequence[Any], static: frozenset[int]) -> None:
+    def _look(self, place: int, inputs: Sequence[torch.Tensor], static: frozenset[int]) -> None:
         with self.lock, torch.no_grad():
             known = self.graphs[place]
             calls = known.calls + 1
@@ -202,7 +204,10 @@ class Recording:
                 graph = with_data(graph, seen_in_all(inputs, static))
             elif calls <= FIRST_CALLS or calls & (calls - 1) == 0:
                 graph = _seen_again(graph, inputs, static)
-            self.graphs[place] = CapturedGraph(graph, calls)
+            sizes = dict(known.sizes)
+            if at := _sizes(graph, inputs):
+                sizes[at] = sizes.get(at, 0) + 1
+            self.graphs[place] = CapturedGraph(graph, calls, sizes)
             self.changed = True
         if calls == 1 or time.monotonic() - self.written > REWRITE_S:
             self.write()
@@ -228,11 +233,21 @@ def _boxed(run: Callable[..., Any]) -> Any:
     return boxed
 
 
-def _seen_again(graph: Graph, inputs: Sequence[Any], static: frozenset[int]) -> Graph:
+def _sizes(graph: Graph, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """The values of the graph's symbols in a call; none where an input does not say each by itself."""
+    found: dict[str, int] = {}
+    if graph.symbols:
+        for node, value in zip(graph.inputs, inputs, strict=True):
+            found.update({size: at for size, at in zip(node.value[1], value.shape, strict=True) if isinstance(size, str)})
+    names = [f"s{i}" for i in range(len(graph.symbols))]
+    return tuple(found[name] for name in names) if all(name in found for name in names) else ()
+
+
+def _seen_again(graph: Graph, inputs: Sequence[torch.Tensor], static: frozenset[int]) -> Graph:
     """`graph` with the wider bounds of its integer inputs: those of other kinds are made like the first ones."""
     data = list(graph.data)
     for i, (value, seen) in enumerate(zip(inputs, data, strict=True)):
-        if isinstance(value, torch.Tensor) and i not in static and not (value.is_floating_point() or value.is_complex()):
+        if i not in static and not (value.is_floating_point() or value.is_complex()):
             data[i] = merged_data(seen, seen_in(value))
     return with_data(graph, tuple(data))
 
