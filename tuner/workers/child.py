@@ -3,6 +3,8 @@
 Requests, by "do":
     open: graph, ambient, seed, policy, compile_only   the default compiled, checked and timed; see Session.describe_default
     open whole: spec, ambient, policy, phase           a SPEC's callable, by default and with its plans; see Whole
+    open tables: the same, chosen                      the same for tables of decompositions; see Tables
+    table: kind                                        a verdict; see Tables.try_table
     try: plan, expected, seen_codes, own_copy          a verdict; see Session.try_plan
     compile: the same                                  a verdict without a run
     time: keys, samples, seed, patience                {times, conditions, busy}; see Session.time_plans
@@ -76,6 +78,10 @@ class Handler:
                 return self.open(request)
             case "open whole":
                 return self.open_whole(request)
+            case "open tables":
+                return self.open_tables(request)
+            case "table":
+                return self.session.try_table(request["kind"])
             case "try" | "compile":
                 return self.attempt(request)
             case "time":
@@ -113,6 +119,15 @@ class Handler:
 
         self.start_anew(request["ambient"], on_cpu=self.device.name == "cpu")
         self.session = Whole(request["spec"], Policy(**request["policy"]), self.device, request.get("phase", "inference"))
+        return self.session.describe_default()
+
+    def open_tables(self, request: dict[str, Any]) -> Any:
+        from tuner.measurement import Policy
+        from tuner.workers.tables import Tables
+
+        self.start_anew(request["ambient"], on_cpu=self.device.name == "cpu")
+        policy = Policy(**request["policy"])
+        self.session = Tables(request["spec"], policy, self.device, request["phase"], request.get("chosen"))
         return self.session.describe_default()
 
     def start_anew(self, ambient: dict[str, Any], on_cpu: bool) -> None:

@@ -31,22 +31,19 @@ class Whole:
 
     def __init__(self, spec: str, policy: Policy, device: Device, phase: SpecPhase = "inference"):
         self.policy, self.device = policy, device
-        function, self.inputs = load_spec(spec)
+        self.function, self.inputs = load_spec(spec)
         torch.set_num_threads(policy.threads)
         self.step = Step(self.inputs) if phase == "training" else None
-        self.default = self._runs(torch.compile(function, backend="inductor", dynamic=False))
-        self.planned = self._runs(torch.compile(function, backend="tuner", dynamic=False))
+        self.calls = {
+            name: self._runs(torch.compile(self.function, backend=backend, dynamic=False))
+            for name, backend in (("default", "inductor"), ("planned", "tuner"))
+        }
         self.tensors = [leaf for leaf in pytree.tree_leaves(self.inputs) if isinstance(leaf, Tensor)]
         self.originals = [value.detach().clone() for value in self.tensors]
         self.writes = False
-        outcomes = []
-        for call in (self.default, self.planned):
-            torch.manual_seed(0)
-            outcomes.append(self._outcome(call))
-            self.writes |= any(not torch.equal(a, b) for a, b in zip(self.tensors, self.originals, strict=True))
-            self._put_back()
+        self.expected = self.outcome(self.calls["default"])
+        self.error = deviation(self.outcome(self.calls["planned"]), self.expected)
         self.served = report()["served"]
-        self.error = deviation(outcomes[1], outcomes[0])
 
     def _runs(self, compiled: Callable[..., Any]) -> Callable[[], Any]:
         """One call of it, or one training step."""
@@ -54,9 +51,14 @@ class Whole:
             return lambda: step(compiled)
         return lambda: compiled(*self.inputs)
 
-    def _outcome(self, call: Callable[[], Any]) -> list[Any]:
+    def outcome(self, call: Callable[[], Any]) -> list[Any]:
+        """What one call makes: outputs, inputs as it leaves them, and the gradients of a step; all copied."""
+        torch.manual_seed(0)
         values = [*pytree.tree_leaves(call()), *self.tensors, *(self.step.gradients if self.step is not None else ())]
-        return [value.detach().clone() if isinstance(value, Tensor) else value for value in values]
+        made = [value.detach().clone() if isinstance(value, Tensor) else value for value in values]
+        self.writes |= any(not torch.equal(a, b) for a, b in zip(self.tensors, self.originals, strict=True))
+        self._put_back()
+        return made
 
     def _put_back(self) -> None:
         for value, original in zip(self.tensors, self.originals, strict=True):
@@ -74,10 +76,10 @@ class Whole:
     def describe_default(self) -> dict[str, Any]:
         """error: how far the two differ, in units of the tolerance, None for infinity. outcomes: (key, outcome) of each graph."""
         started = time.perf_counter()
-        self.default()
+        self.calls["default"]()
         call_s = time.perf_counter() - started
         clock = self.policy.clock
-        default_ms = min(self.device.time_ms(self.default, 1, clock, self.restore) for _ in range(WARM_UP_CALLS))
+        default_ms = min(self.device.time_ms(self.calls["default"], 1, clock, self.restore) for _ in range(WARM_UP_CALLS))
         self._put_back()
         self.repetitions = repetitions_for(default_ms, self.policy)
         outcomes = [[graph.workload_key, graph.outcome] for graph in self.served]
@@ -93,11 +95,12 @@ class Whole:
         }
 
     def time_plans(self, keys: list[str], samples: int, seed: int, patience: int) -> dict[str, Any]:
-        """Samples of "default" and "planned", milliseconds for one call of the whole, whatever the keys; see measure_stretch."""
+        """Samples of "default" and of `keys`, "planned" if none, milliseconds for one call of the whole; see measure_stretch."""
+        names = ["default", *(keys or ["planned"])]
         with torch.compiler.set_stance("fail_on_recompile"):
             stretch = measure_stretch(
                 self.device,
-                [self.default, self.planned],
+                [self.calls[name] for name in names],
                 self.policy,
                 samples=samples,
                 repetitions=self.repetitions,
@@ -105,5 +108,5 @@ class Whole:
                 seed=seed,
                 patience=patience,
             )
-        times = dict(zip(("default", "planned"), stretch.times_ms, strict=True))
+        times = dict(zip(names, stretch.times_ms, strict=True))
         return {"times": times, "conditions": stretch.conditions, "busy": stretch.busy}

@@ -1,0 +1,102 @@
+"""A training step in the measuring process with op kinds left undecomposed throughout, beside the default and the store's plans.
+
+Runs in the child only, see tuner/workers/whole.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+import tuner
+from tuner.compilers import dynamo
+from tuner.compilers.inductor.hooks import dynamo_config
+from tuner.compilers.inductor.native_tables import backend_without, native_kinds
+from tuner.measure.correctness import deviation
+from tuner.measure.device import Device
+from tuner.measurement import Policy
+from tuner.workers.verdicts import failure, starved
+from tuner.workers.whole import Whole
+from tuner.workload.graph import SpecPhase
+
+# More ways to compile one callable than Dynamo takes for a mistake.
+RECOMPILE_LIMIT = 256
+CHOSEN = "chosen"
+
+
+class Tables(Whole):
+    """chosen: a store whose choice for the callable's programs is compiled as well, timed as "chosen".
+
+    Raises as Whole does.
+    """
+
+    def __init__(self, spec: str, policy: Policy, device: Device, phase: SpecPhase = "training", chosen: str | None = None):
+        dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, RECOMPILE_LIMIT)
+        super().__init__(spec, policy, device, phase)
+        self.peaks = {name: self._peak_bytes(name) for name in ("default", "planned")}
+        self.chosen: dict[str, Any] = {}
+        if chosen is not None:
+            with _reading(chosen):
+                self.chosen = self._try(CHOSEN, torch.compile(self.function, backend="tuner", dynamic=False))
+                served = tuner.report()["served"]
+            self.chosen["outcomes"] = [[graph.workload_key, graph.outcome] for graph in served]
+
+    def describe_default(self) -> dict[str, Any]:
+        """Beside what Whole says: kinds, the op kinds that may be left out; peak_bytes of "default" and "planned"; chosen, the
+        verdict on the other store's choice, as `try_table` gives them, with the outcomes of its graphs."""
+        return {**super().describe_default(), "kinds": self._kinds(), "peak_bytes": self.peaks, "chosen": self.chosen}
+
+    def _kinds(self) -> list[str]:
+        found: set[str] = set()
+
+        def backend(gm: fx.GraphModule, example_inputs: Any) -> Any:
+            found.update(native_kinds(gm, example_inputs))
+            return gm.forward
+
+        self._runs(torch.compile(self.function, backend=backend, dynamic=False))()
+        self._put_back()
+        return sorted(found)
+
+    def try_table(self, kind: str) -> dict[str, Any]:
+        """Compiles and checks a step without `kind` in the table; timed under that name from then on.
+
+        status: "ok", "wrong", "compile_error", "out_of_resources". error: how far it is from the default, in units of the
+        tolerance. peak_bytes: of one step.
+        """
+        return self._try(kind, torch.compile(self.function, backend=backend_without((kind,)), dynamic=False))
+
+    def _try(self, name: str, compiled: Callable[..., Any]) -> dict[str, Any]:
+        call = self._runs(compiled)
+        try:
+            error = deviation(self.outcome(call), self.expected)
+            self.calls[name] = call
+            return {"status": "ok", "error": error if error != float("inf") else None, "peak_bytes": self._peak_bytes(name)}
+        # A border of the worker loop: whatever compiling or running a candidate raises is a verdict on it.
+        except BaseException as raised:
+            self._put_back()
+            return {"status": "out_of_resources" if starved(raised) else "compile_error", **failure(raised)}
+
+    def _peak_bytes(self, name: str) -> int:
+        self._put_back()
+        peak = self.device.peak_bytes(self.calls[name])
+        self._put_back()
+        return peak
+
+
+@contextmanager
+def _reading(store: str) -> Iterator[None]:
+    """Meanwhile programs are looked up in this store; what is compiled keeps its answers."""
+    before = os.environ["TUNER_STORE"]
+    os.environ["TUNER_STORE"] = store
+    dynamo.reset()
+    tuner.reset_report()
+    try:
+        yield
+    finally:
+        os.environ["TUNER_STORE"] = before
+        dynamo.reset()
