@@ -62,8 +62,8 @@ class Script:
     much a plan is slower in the process of this number, counted from 0, for as long as that lives. An answer {"raise": error} is
     raised, as by a lost worker; {"raise when timed": error} when the plan is timed. opening: what differs in the answer to
     "open", by the graph's name. busy: what makes a stretch of these plans untrustworthy, if anything. whole: what differs in the
-    answer to "open whole", with "ms", the times of default and planned, one pair for each process. at: by how much
-    a plan, or the default, takes longer at one of a symbolic graph's sizes. limits_s: of each "time".
+    answer to "open whole" or "open sequence", with "ms", the times of default and planned, one pair for each process. at: by how
+    much a plan, or the default, takes longer at one of a symbolic graph's sizes. limits_s: of each "time".
     """
 
     def __init__(
@@ -123,6 +123,7 @@ class ScriptedWorker:
         if request["do"] == "time":
             self.script.limits_s.append(timeout_s)
         answers = {"open": self._open, "try": self._try, "time": self._time, "open whole": self._open_whole}
+        answers["open sequence"] = self._open_sequence
         return answers[request["do"]](**{name: value for name, value in request.items() if name != "do"})
 
     def _raising(self, told: Told) -> Told:
@@ -177,6 +178,15 @@ class ScriptedWorker:
         with SqliteStore(self.environment["TUNER_STORE"], read_only=True) as store:
             outcomes = [(won.query.workload_key, "served" if won.kind == "plan" else "default") for won, _ in store.winners()]
         told = {"default_ms": 1.0, "repetitions": 1, "compile_s": 0.0, "check_s": 0.0, "call_s": 0.001, "outcomes": outcomes}
+        return self._raising({**told, **self.whole})
+
+    def _open_sequence(self, rows: list[Told], **_: Any) -> Told:
+        process = len(self.script.asked("open sequence")) - 1
+        self.whole = {"error": 0.1, "ms": (1.0, 0.9), "busy": None, **self.script.whole("", process)}
+        plans = [Plan.from_json(row["plan"]) for row in rows]
+        outcomes = [(query(row["graph"]["native_form"]["nodes"][-1][1]).workload_key, "served") for row in rows]
+        told = {"default_ms": 1.0, "repetitions": 1, "compile_s": 0.0, "check_s": 0.0, "call_s": 0.001}
+        told["outcomes"] = [told for told, plan in zip(outcomes, plans, strict=True) if not plan.is_default]
         return self._raising({**told, **self.whole})
 
     def _time_whole(self, samples: int) -> Told:

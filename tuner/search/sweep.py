@@ -17,6 +17,7 @@ from tuner.search.final import conclude, run_finals
 from tuner.search.heats import race
 from tuner.search.progress import Progress
 from tuner.search.screen import MAX_JOBS, SEED, Rules, Screening, screen
+from tuner.search.sequence import hold_sequence_finals, sequences_of
 from tuner.search.whole import has_callable, hold_whole_final, plans_of, programs_of
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.space import SPACE_VERSION
@@ -199,12 +200,12 @@ def _in_force(graphs: Sequence[Resolved], first: Mapping[str, Outcome], store: S
 
 
 def _needs_final(spec: str, outcomes: Sequence[Outcome], first: Mapping[str, Outcome], store: Store) -> bool:
-    """Whether plans won for a callable that were not judged together before, or anew."""
+    """Whether plans won for a callable, or for a program of several graphs, that were not judged together before, or anew."""
     graphs = [outcome.resolved for outcome in outcomes]
     winners = _in_force(graphs, first, store)
-    made = programs_of(graphs).items()
-    chosen = {program.exact_key: plans for program, of_it in made if (plans := plans_of(of_it, winners))}
-    if not has_callable(spec) or not chosen:
+    made = programs_of(graphs) if has_callable(spec) else sequences_of(graphs)
+    chosen = {program.exact_key: plans for program, of_it in made.items() if (plans := plans_of(of_it, winners))}
+    if not chosen:
         return False
     new = any(first[key].winner is not None and first[key].generation is None for key in winners)
     return new or any(store.program_final(program, plans) is None for program, plans in chosen.items())
@@ -219,7 +220,7 @@ def _whole_final(
     policy: Policy,
     effort: Effort,
 ) -> list[ProgramFinal]:
-    """The finals of the callable's programs; none, and its outcomes failed, where it could not be held."""
+    """The finals of the SPEC's programs; none, and its outcomes failed, where it could not be held."""
     originals = [first[outcome.resolved.query.exact_key] for outcome in outcomes]
     for outcome in originals:
         if outcome.winner is not None and outcome.generation is None:
@@ -227,7 +228,10 @@ def _whole_final(
     started = time.monotonic()
     graphs = [outcome.resolved for outcome in outcomes]
     try:
-        return hold_whole_final(spec, graphs, _in_force(graphs, first, store), policy, effort)
+        winners = _in_force(graphs, first, store)
+        if not has_callable(spec):
+            return hold_sequence_finals(graphs, winners, policy, effort)
+        return hold_whole_final(spec, graphs, winners, policy, effort)
     except (SpecError, WorkerError, DeviceBusy) as error:
         error.args = (f"the final of the whole could not be held: {error}",)
         for outcome in originals:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from tuner.search.workloads import Resolved
 from tuner.target import Query
 from tuner.workers.limits import OPEN_S, limits
 from tuner.workers.process import START_S, Worker
+from tuner.workload.graph import SpecPhase
 
 # In units of the tolerance of whole graphs: two compilations are compared here, and each may be off by as much as was allowed.
 MAX_ERROR = 10.0
@@ -48,20 +50,42 @@ def hold_whole_final(
     speed-up is told as 0. Raises WorkerError for what else goes wrong, also where a process was not served them; DeviceBusy.
     """
     programs = programs_of(graphs)
-    phase = "inference" if all(graph.graph.phase == "inference" for graph in graphs) else "training"
-    keys = {graph.query.workload_key for graph in graphs if _has_plan(graph, winners)}
+    with store_of(spec, programs, winners) as environment:
+        request = {**whole_request(spec, graphs, policy), "do": "open whole"}
+        planned = {graph.query.workload_key for graph in graphs if has_plan(graph, winners)}
+        one = Process(request, graphs[0].device, planned, MAX_ERROR, policy, effort, environment)
+        return judged(programs, winners, policy, effort, lambda process: one_that_lives(one, process))
+
+
+def whole_request(spec: str, graphs: Sequence[Resolved], policy: Policy) -> dict[str, Any]:
+    """What a worker is told to open a callable."""
+    phase: SpecPhase = "inference" if all(graph.graph.phase == "inference" for graph in graphs) else "training"
+    ambient = named_fields(graphs[0].query.ambient)
+    return {"spec": spec, "ambient": ambient, "policy": policy.fields(), "phase": phase}
+
+
+def judged(
+    programs: Mapping[Query, Sequence[Resolved]],
+    winners: Mapping[str, Winner],
+    policy: Policy,
+    effort: Effort,
+    one_process: Callable[[int], dict[str, Any]],
+) -> list[ProgramFinal]:
+    """What as many processes say of the programs' plans as it takes to be clear; each program of which a graph has a plan.
+
+    one_process: given its number, the "times" of "default" and "planned", the "conditions", and what was "wrong", if anything.
+    """
     pairs: list[Pair] = []
     conditions: list[dict[str, Any]] = []
     wrong = ""
-    with _store_of(spec, programs, winners) as environment:
-        for process in range(effort.looks[-1]):
-            if process in effort.looks and clear_verdict(pairs, effort) is not None:
-                break
-            timed = _one_that_lives(spec, graphs[0], phase, keys, policy, effort, process, environment)
-            if wrong := timed["wrong"]:
-                break
-            pairs.append((timed["times"]["default"], timed["times"]["planned"]))
-            conditions.append(timed["conditions"])
+    for process in range(effort.looks[-1]):
+        if process in effort.looks and clear_verdict(pairs, effort) is not None:
+            break
+        timed = one_process(process)
+        if wrong := timed["wrong"]:
+            break
+        pairs.append((timed["times"]["default"], timed["times"]["planned"]))
+        conditions.append(timed["conditions"])
     speedup = Speedup(0.0, 0.0, 0.0) if wrong else interval(pairs, effort)
     verdict = "vetoed" if wrong else clear_verdict(pairs, effort) or ("vetoed" if speedup.value < 1.0 else "confirmed")
     evidence = {
@@ -72,22 +96,35 @@ def hold_whole_final(
         **({"error": wrong} if wrong else {}),
     }
     return [
-        ProgramFinal(
-            query=program,
-            plans=plans,
-            verdict=verdict,
-            speedup=speedup.value,
-            speedup_low=speedup.low,
-            speedup_high=speedup.high,
-            default_ms=median(ms for pair in pairs for ms in pair[0]) if pairs else 0.0,
-            planned_ms=median(ms for pair in pairs for ms in pair[1]) if pairs else 0.0,
-            policy=policy,
-            evidence=evidence,
-            provenance=provenance(),
-        )
+        final_of(program, plans, verdict, speedup, pairs, policy, evidence)
         for program, made in programs.items()
         if (plans := plans_of(made, winners))
     ]
+
+
+def final_of(
+    program: Query,
+    plans: str,
+    verdict: Literal["confirmed", "vetoed"],
+    speedup: Speedup,
+    pairs: Sequence[Pair],
+    policy: Policy,
+    evidence: Mapping[str, Any],
+) -> ProgramFinal:
+    """The row that the final of a program leaves in the store."""
+    return ProgramFinal(
+        query=program,
+        plans=plans,
+        verdict=verdict,
+        speedup=speedup.value,
+        speedup_low=speedup.low,
+        speedup_high=speedup.high,
+        default_ms=median(ms for pair in pairs for ms in pair[0]) if pairs else 0.0,
+        planned_ms=median(ms for pair in pairs for ms in pair[1]) if pairs else 0.0,
+        policy=policy,
+        evidence=evidence,
+        provenance=provenance(),
+    )
 
 
 def clear_verdict(pairs: Sequence[Pair], effort: Effort) -> Literal["confirmed", "vetoed"] | None:
@@ -118,13 +155,13 @@ def plans_of(graphs: Sequence[Resolved], winners: Mapping[str, Winner]) -> str:
     return digest_of_plans({key: (winners[key].plan, winners[key].groups) for key in keys})
 
 
-def _has_plan(graph: Resolved, winners: Mapping[str, Winner]) -> bool:
+def has_plan(graph: Resolved, winners: Mapping[str, Winner]) -> bool:
     winner = winners.get(graph.query.exact_key)
     return winner is not None and not winner.plan.is_default
 
 
 @contextmanager
-def _store_of(spec: str, programs: Mapping[Query, Sequence[Resolved]], winners: Mapping[str, Winner]) -> Iterator[dict[str, str]]:
+def store_of(spec: str, programs: Mapping[Query, Sequence[Resolved]], winners: Mapping[str, Winner]) -> Iterator[dict[str, str]]:
     """The environment of a process that finds these winners and nothing else."""
     with tempfile.TemporaryDirectory(prefix="tuner-") as folder:
         path = Path(folder) / "store.db"
@@ -144,40 +181,46 @@ def _store_of(spec: str, programs: Mapping[Query, Sequence[Resolved]], winners: 
         }
 
 
-def _one_that_lives(*told: Any) -> dict[str, Any]:
-    """`_one_process`, once more where it died, for it may have been killed from outside; twice is the fault of the plans."""
+@dataclass(frozen=True)
+class Process:
+    """How one process of a final is run. request: what opens it; planned: keys of the graphs that have to be served a plan.
+
+    max_error: how far its outputs may differ from the default's, as the process tells it.
+    """
+
+    request: Mapping[str, Any]
+    device: str
+    planned: Set[str]
+    max_error: float
+    policy: Policy
+    effort: Effort
+    environment: Mapping[str, str] | None = None
+
+    def run(self, process: int) -> dict[str, Any]:
+        """Samples of it; wrong: how the outputs differ, "" where they do not. Raises WorkerError, DeviceBusy."""
+        effort = self.effort
+        with Worker(self.policy.threads, self.device, environment=self.environment) as worker:
+            told = worker.ask(START_S + OPEN_S, **self.request)
+            served = {key for key, outcome in told["outcomes"] if outcome == "served"}
+            if missing := sorted(self.planned - served):
+                raise WorkerError(
+                    f"the plan of graph {missing[0][:12]} was not served to a process of its own: {told['outcomes']}"
+                )
+            if told["error"] is None or told["error"] > self.max_error:
+                apart = "beyond measure" if told["error"] is None else f"by {told['error']:.3g} tolerances"
+                return {"wrong": f"its outputs differ from the default's, {apart}"}
+            limit_s = limits(told).stretch_s(1, effort.final_samples, told["repetitions"], effort.patience, known=True)
+            timed = worker.ask(limit_s, do="time", keys=[], samples=effort.final_samples, seed=process, patience=effort.patience)
+        if timed["busy"] and effort.patience:
+            raise DeviceBusy(timed["busy"])
+        return {**timed, "wrong": ""}
+
+
+def one_that_lives(one: Process, process: int) -> dict[str, Any]:
+    """One process, once more where it died, for it may have been killed from outside; twice is the fault of the plans."""
     for _ in range(2):
         try:
-            return _one_process(*told)
+            return one.run(process)
         except (WorkerTimeout, WorkerDied) as error:
             died = str(error)
     return {"wrong": died}
-
-
-def _one_process(
-    spec: str,
-    first: Resolved,
-    phase: str,
-    planned: set[str],
-    policy: Policy,
-    effort: Effort,
-    process: int,
-    environment: dict[str, str],
-) -> dict[str, Any]:
-    """planned: keys of the graphs that have to be served a plan. wrong: how the outputs differ, "" where they do not."""
-    with Worker(policy.threads, first.device, environment=environment) as worker:
-        ambient = named_fields(first.query.ambient)
-        told = worker.ask(START_S + OPEN_S, do="open whole", spec=spec, ambient=ambient, policy=policy.fields(), phase=phase)
-        served = {key for key, outcome in told["outcomes"] if outcome == "served"}
-        if missing := sorted(planned - served):
-            raise WorkerError(
-                f"{spec}: the plan of graph {missing[0][:12]} was not served to a process of its own: {told['outcomes']}"
-            )
-        if told["error"] is None or told["error"] > MAX_ERROR:
-            apart = "beyond measure" if told["error"] is None else f"by {told['error']:.3g} tolerances"
-            return {"wrong": f"its outputs differ from the default's, {apart}"}
-        limit_s = limits(told).stretch_s(1, effort.final_samples, told["repetitions"], effort.patience, known=True)
-        timed = worker.ask(limit_s, do="time", keys=[], samples=effort.final_samples, seed=process, patience=effort.patience)
-    if timed["busy"] and effort.patience:
-        raise DeviceBusy(timed["busy"])
-    return {**timed, "wrong": ""}

@@ -4,6 +4,7 @@ Requests, by "do":
     open: graph, ambient, seed, policy, compile_only   the default compiled, checked and timed; see Session.describe_default
     open whole: spec, ambient, policy, phase           a SPEC's callable, by default and with its plans; see Whole
     open tables: the same, chosen                      the same for tables of decompositions; see Tables
+    open sequence: rows, ambient, policy, seed         a program's graphs without a callable; see GraphSequence
     table: kind                                        a verdict; see Tables.try_table
     try: plan, expected, seen_codes, own_copy          a verdict; see Session.try_plan
     compile: the same                                  a verdict without a run
@@ -78,6 +79,8 @@ class Handler:
                 return self.open(request)
             case "open whole":
                 return self.open_whole(request)
+            case "open sequence":
+                return self.open_sequence(request)
             case "open tables":
                 return self.open_tables(request)
             case "table":
@@ -119,6 +122,14 @@ class Handler:
 
         self.start_anew(request["ambient"], on_cpu=self.device.name == "cpu")
         self.session = Whole(request["spec"], Policy(**request["policy"]), self.device, request.get("phase", "inference"))
+        return self.session.describe_default()
+
+    def open_sequence(self, request: dict[str, Any]) -> Any:
+        from tuner.measurement import Policy
+        from tuner.workers.sequence import GraphSequence
+
+        self.start_anew(request["ambient"], on_cpu=self.device.name == "cpu")
+        self.session = GraphSequence(request["rows"], request["seed"], Policy(**request["policy"]), self.device)
         return self.session.describe_default()
 
     def open_tables(self, request: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from tuner.errors import UnsupportedGraph, WorkerDied, WorkerError, WorkerTimeout
@@ -29,7 +30,7 @@ class Worker:
     module: what is run as the child, in place of `tuner.workers.child`: for faults on purpose.
     """
 
-    def __init__(self, threads: int, device: str = "cpu", module: str = CHILD, environment: dict[str, str] | None = None):
+    def __init__(self, threads: int, device: str = "cpu", module: str = CHILD, environment: Mapping[str, str] | None = None):
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self._log_start = 0
         counts = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}

@@ -1,0 +1,72 @@
+"""Programs without a callable: the final of all their graphs in sequence, and that a losing set is not served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import EFFORT, GELU, A, Script, resolved
+from stored import program
+
+from tuner.cache.sqlite import SqliteStore
+from tuner.errors import WorkerDied
+from tuner.lookup.reader import StoreReader
+from tuner.plan import Plan
+from tuner.search.workloads import Resolved
+
+REPORTED = "program abcdef012345"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    with SqliteStore(tmp_path / "store.db") as opened:
+        yield opened
+
+
+def faster(**others: Any) -> Script:
+    return Script(lambda plan: 0.8, **others)
+
+
+def graphs(*names: str) -> list[Resolved]:
+    return [resolved((GELU,), name, REPORTED, made_by=REPORTED) for name in names]
+
+
+def served(store: SqliteStore) -> list[Plan]:
+    return [one.plan for one in StoreReader(store.path).program(program(REPORTED)).answers.values()]
+
+
+def test_the_graphs_of_a_program_are_judged_together(sweep, store: SqliteStore) -> None:
+    script = faster()
+    outcomes = sweep(script, *graphs("a", "b")).outcomes
+    asked = script.asked("open sequence")
+    assert len(asked) == EFFORT.looks[0]
+    assert [[row["plan"] for row in request["rows"]] for request in asked] == [[A.to_json()] * 2] * len(asked)
+    assert len({request["seed"] for request in asked}) == len(asked), "each process has other inputs"
+    assert {one.whole.verdict for one in outcomes if one.whole is not None} == {"confirmed"}
+    assert served(store) == [A, A]
+
+
+def test_plans_that_lose_in_sequence_are_vetoed(sweep, store: SqliteStore) -> None:
+    outcomes = sweep(faster(whole=lambda spec, process: {"ms": (1.0, 1.08)}), *graphs("a", "b")).outcomes
+    assert [one.whole.verdict for one in outcomes if one.whole is not None] == ["vetoed"] * 2
+    assert served(store) == [Plan(), Plan()]
+
+
+def test_a_process_that_dies_over_the_plans_twice_is_a_veto(sweep, store: SqliteStore) -> None:
+    outcomes = sweep(faster(whole=lambda spec, process: {"raise": WorkerDied("SIGSEGV")}), *graphs("a", "b")).outcomes
+    assert all(one.whole is not None and one.whole.evidence["error"] == "SIGSEGV" for one in outcomes)
+    assert served(store) == [Plan(), Plan()]
+
+
+def test_a_graph_that_is_off_with_its_plan_is_a_veto(sweep, store: SqliteStore) -> None:
+    sweep(faster(whole=lambda spec, process: {"error": 1.2}), *graphs("a", "b"))
+    assert served(store) == [Plan(), Plan()]
+
+
+def test_one_graph_has_had_its_final(sweep) -> None:
+    script = faster()
+    (outcome,) = sweep(script, *graphs("a")).outcomes
+    assert script.asked("open sequence") == []
+    assert outcome.generation is not None

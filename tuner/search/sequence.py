@@ -1,0 +1,66 @@
+"""The joint final of a program without a callable, reported or captured: its graphs in sequence, with all their plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tuner.canonical import named_fields
+from tuner.measurement import Policy, ProgramFinal, Winner
+from tuner.plan import Plan
+from tuner.search.effort import Effort
+from tuner.search.screen import SEED
+from tuner.search.whole import Process, has_plan, judged, one_that_lives, programs_of
+from tuner.search.workloads import Resolved
+from tuner.target import Query
+
+# Distance of the seeds of the inputs from those of the graphs' own finals.
+SEEDS_APART = 100_003
+
+
+def sequences_of(graphs: Sequence[Resolved]) -> dict[Query, list[Resolved]]:
+    """The programs that have more than one graph: of one graph its own final has said all there is to say."""
+    return {program: made for program, made in programs_of(graphs).items() if len(made) > 1}
+
+
+def hold_sequence_finals(
+    graphs: Sequence[Resolved], winners: Mapping[str, Winner], policy: Policy, effort: Effort
+) -> list[ProgramFinal]:
+    """`hold_whole_final` for each program of several graphs by itself, on inputs made for each graph.
+
+    How one graph's plan affects another's time shows here, as through what it leaves in the caches; how one lays out what another
+    reads does not. Raises as `hold_whole_final`.
+    """
+    finals: list[ProgramFinal] = []
+    for program, made in sequences_of(graphs).items():
+        if any(has_plan(graph, winners) for graph in made):
+            finals += _hold(made, winners, policy, effort, {program: made})
+    return finals
+
+
+def _hold(
+    made: Sequence[Resolved], winners: Mapping[str, Winner], policy: Policy, effort: Effort, programs: Mapping[Any, Any]
+) -> list[ProgramFinal]:
+    def one_process(process: int) -> dict[str, Any]:
+        request = {
+            "do": "open sequence",
+            "rows": [_row(graph, winners) for graph in made],
+            "ambient": named_fields(made[0].query.ambient),
+            "policy": replace(policy, sizes=()).fields(),
+            "seed": SEED + SEEDS_APART + process,
+        }
+        planned = {graph.query.workload_key for graph in made if has_plan(graph, winners)}
+        return one_that_lives(Process(request, made[0].device, planned, 1.0, policy, effort), process)
+
+    return judged(programs, winners, policy, effort, one_process)
+
+
+def _row(graph: Resolved, winners: Mapping[str, Winner]) -> dict[str, Any]:
+    winner = winners.get(graph.query.exact_key)
+    return {
+        "graph": graph.graph.to_json(),
+        "plan": (Plan() if winner is None else winner.plan).to_json(),
+        "groups": None if winner is None else winner.groups,
+        "sizes": list(graph.sizes[0]) if graph.sizes else [],
+    }
