@@ -1,0 +1,73 @@
+"""Graphs with symbolic sizes made again: symbols of torch's, expressions as nodes, fake inputs to compile for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from tuner.errors import UnsupportedGraph
+from tuner.workload.expressions import parse
+from tuner.workload.fx import to_fx
+from tuner.workload.graph import Graph, Symbol, TensorMeta
+from tuner.workload.inputs import Sizes, sizes_of
+from tuner.workload.sizes import computed
+
+
+def symbolic_module(graph: Graph, sizes: Sizes = None) -> tuple[fx.GraphModule, list[Any]]:
+    """The graph, and what to compile it for: a SymInt for each symbol, then a fake tensor for each input.
+
+    sizes: of the symbols, by number or by name ("s0"), where they are not to be those of the graph's making; the compiler takes
+    them as hints, and the symbols keep their bounds. Each call makes symbols of its own: compile a module only for the inputs
+    that came with it, and each pair once. A graph without symbols gives fake tensors alone. What is compiled is called with a
+    number for each symbol, then tensors, as `make_inputs` makes them; `Graph.call_positions` are its static inputs.
+    Raises UnsupportedGraph.
+    """
+    hints = sizes_of(graph, sizes)
+    gm = to_fx(graph)
+    environment = ShapeEnv()
+    symbols = [_symbol(environment, i, *pair) for i, pair in enumerate(zip(graph.symbols, hints, strict=True))]
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    inputs: list[Any] = list(symbols)
+    try:
+        with mode:
+            inputs += [_fake(TensorMeta.from_json(node.value), symbols) for node in graph.inputs]
+        if graph.symbols:
+            FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*inputs)
+    except (RuntimeError, ValueError) as error:
+        raise UnsupportedGraph("symbolic_sizes", f"the graph cannot be rebuilt at these sizes: {type(error).__name__}") from error
+    for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        node.meta["val"] = value
+    return gm, inputs
+
+
+def _symbol(environment: ShapeEnv, number: int, symbol: Symbol, hint: int) -> Any:
+    if not symbol.low <= hint <= (hint if symbol.high is None else symbol.high):
+        raise UnsupportedGraph("symbolic_sizes", f"s{number} cannot be {hint}: it is from {symbol.low} to {symbol.high}")
+    source = ConstantSource(f"s{number}")
+    positive = True if symbol.low > 0 else None
+    made = environment.create_symbol(
+        hint, source, DimDynamic.DYNAMIC, constraint_dim=None, positive=positive, do_not_specialize_zero_one=True
+    )
+    environment.var_to_range[made] = ValueRanges(symbol.low, int_oo if symbol.high is None else symbol.high)
+    return environment.create_symintnode(made, hint=hint, source=source)
+
+
+def _fake(meta: TensorMeta, symbols: list[Any]) -> torch.Tensor:
+    if meta.layout:
+        raise UnsupportedGraph("unsupported_node", f"a {meta.layout} tensor cannot be made like one that was seen")
+    shape, stride = ([_size(size, symbols) for size in part] for part in (meta.shape, meta.stride))
+    return torch.empty_strided(shape, stride, dtype=getattr(torch, meta.dtype), device=meta.device)
+
+
+def _size(size: int | str, symbols: list[Any]) -> Any:
+    if isinstance(size, int):
+        return size
+    return computed(parse(size), symbols.__getitem__, lambda operation, *operands: operation(*operands))
