@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.source import ConstantSource
+from torch._guards import GuardSource, Source
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
@@ -19,6 +19,21 @@ from tuner.workload.fx import to_fx
 from tuner.workload.graph import Graph, Symbol, TensorMeta
 from tuner.workload.inputs import Sizes, sizes_of
 from tuner.workload.sizes import computed
+
+
+class _Stated(Source):
+    """Where a symbol comes from that no program has: it is stated. Nothing guards on it."""
+
+    def __init__(self, text: str):
+        self._text = text
+
+    @property
+    def guard_source(self) -> GuardSource:  # type: ignore[override]
+        return GuardSource.CONSTANT
+
+    @property
+    def _name_template(self) -> str:
+        return self._text
 
 
 def symbolic_module(graph: Graph, sizes: Sizes = None) -> tuple[fx.GraphModule, list[Any]]:
@@ -51,7 +66,7 @@ def symbolic_module(graph: Graph, sizes: Sizes = None) -> tuple[fx.GraphModule, 
 def _symbol(environment: ShapeEnv, number: int, symbol: Symbol, hint: int) -> Any:
     if not symbol.low <= hint <= (hint if symbol.high is None else symbol.high):
         raise UnsupportedGraph("symbolic_sizes", f"s{number} cannot be {hint}: it is from {symbol.low} to {symbol.high}")
-    source = ConstantSource(f"s{number}")
+    source = _Stated(f"s{number}")
     positive = True if symbol.low > 0 else None
     made = environment.create_symbol(
         hint, source, DimDynamic.DYNAMIC, constraint_dim=None, positive=positive, do_not_specialize_zero_one=True

@@ -22,23 +22,38 @@ def program_key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
     """
     index = {node: i for i, node in enumerate(gm.graph.nodes)}
     rows = [[node.op, _target(gm, node), _encode(node.args, index, node), _encode(node.kwargs, index, node)] for node in index]
-    symbols = Symbols(lambda: example_inputs)
-    inputs = [_input(value, symbols) for value in example_inputs]
-    modes = {
-        "training": is_training(example_inputs),
+    values = _values(gm, example_inputs)
+    symbols = Symbols(lambda: values)
+    inputs = [_input(value, symbols) for value in values]
+    training = is_training(example_inputs)
+    modes: dict[str, Any] = {
+        "training": training,
         "autocast": str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None,
         "default_dtype": str(torch.get_default_dtype()),
     }
+    if training:
+        modes["gradients"] = [i for i, value in enumerate(example_inputs) if getattr(value, "requires_grad", False)]
     bounds = [[symbol.low, symbol.high] for symbol in symbols.declared()]
     return digest("program", {"rows": rows, "inputs": inputs, "modes": modes, "symbols": bounds})
 
 
-def program_ranges(example_inputs: Sequence[Any]) -> Ranges:
+def _values(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """The inputs, with symbols where sizes vary. A back end is given tensors with the sizes of the first call."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    if len(placeholders) != len(example_inputs):
+        return list(example_inputs)
+    symbolic = [node.meta.get("example_value", node.meta.get("val")) for node in placeholders]
+    pairs = zip(symbolic, example_inputs, strict=True)
+    return [one if any(isinstance(size, SymbolicNumber) for size in sizes_in(one)) else other for one, other in pairs]
+
+
+def program_ranges(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Ranges:
     """The ranges of all symbols of a program, as the back end is given it: for `from_fx`, however long after.
 
     Compiling its graphs narrows them.
     """
-    sizes = (size for value in example_inputs for size in sizes_in(value) if isinstance(size, SymbolicNumber))
+    values = _values(gm, example_inputs)
+    sizes = (size for value in values for size in sizes_in(value) if isinstance(size, SymbolicNumber))
     environment = next((size.node.shape_env for size in sizes), None)
     return {} if environment is None else dict(environment.var_to_range)
 
