@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "report", "reset_report"]
+__all__ = ["__version__", "disable", "enable", "report", "reset_report"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,4 +16,8 @@ def __getattr__(name: str) -> Any:
         import tuner.compilers.inductor.events as events
 
         return getattr(events, name)
+    if name in ("enable", "disable"):
+        import tuner.compilers.inductor.doors as doors
+
+        return getattr(doors, name)
     raise AttributeError(f"module 'tuner' has no attribute {name!r}")

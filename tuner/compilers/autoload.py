@@ -15,4 +15,17 @@ def main() -> None:
 
             install(Path(folder))
         except Exception as error:
-            print(f"tuner: nothing can be captured here: {type(error).__name__}: {error}")
+            _warn("nothing can be captured here", error)
+    if os.environ.get("TUNER_INDUCTOR", "") not in ("", "0"):
+        try:
+            from tuner.compilers.inductor.doors import enable
+
+            enable()
+        except Exception as error:
+            _warn("Inductor is not served here", error)
+
+
+def _warn(what: str, error: Exception) -> None:
+    import logging
+
+    logging.getLogger("tuner").warning("tuner: %s: %s: %s", what, type(error).__name__, error)

@@ -6,7 +6,6 @@ import sys
 from typing import Any
 
 from tuner.compilers.inductor import doors
-from tuner.lookup.client import warn_once
 
 
 def tuner_backend(gm: Any, example_inputs: Any, mode: str | None = None, options: Any = None) -> Any:
@@ -19,7 +18,7 @@ def tuner_backend(gm: Any, example_inputs: Any, mode: str | None = None, options
     from torch._inductor.compile_fx import compile_fx
 
     if trouble := doors.install(sys.modules[doors.MODULE]):
-        warn_once("this torch is not supported (%s); Inductor compiles by default", trouble)
+        doors.warn_unsupported(trouble)
     with doors.served():
         return compile_fx(gm, example_inputs, config_patches=torch._TorchCompileInductorWrapper(mode, options, None).config)
 

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from tuner.compilers.after_import import after_import
 from tuner.workload.captured import say_loaded
 
 SEAM_MODULE = "torch._inductor.compile_fx"
@@ -40,39 +37,6 @@ def _install_recorder(folder: Path, module: ModuleType) -> None:
         trouble = f"{type(error).__name__}: {error}"
     if trouble:
         say_loaded(folder, trouble)
-
-
-def after_import(name: str, call: Callable[[ModuleType], None]) -> None:
-    """Calls `call` with the module `name`: now if it is imported, else when it has been."""
-    if (module := sys.modules.get(name)) is not None:
-        call(module)
-    else:
-        sys.meta_path.insert(0, _AfterImport(name, call))
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds one module, by asking the finders after it, and calls back when it was executed."""
-
-    def __init__(self, name: str, call: Callable[[ModuleType], None]):
-        self.name, self.call = name, call
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        loader, execute = spec.loader, spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self.call(module)
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _replace_back_ends() -> None:

@@ -33,7 +33,8 @@ class Worker:
     def __init__(self, threads: int, device: str = "cpu", module: str = CHILD, environment: Mapping[str, str] | None = None):
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self._log_start = 0
-        counts = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        # What the measuring process compiles by default must be the default.
+        counts = {"TUNER_INDUCTOR": "0", "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         told = ["--threads", str(threads), "--device", device, "--parent", str(os.getpid())]
         self._guard = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *told],

@@ -16,7 +16,8 @@ import torch
 from torch._inductor.cpp_builder import get_cpp_compiler
 
 from tuner.canonical import differing_fields, named_fields
-from tuner.compilers.inductor.hooks import inductor_config
+from tuner.compilers.inductor.hooks import InductorChoices, inductor_config
+from tuner.compilers.inductor.users import users_choices, uuid_of
 from tuner.errors import UnsupportedGraph
 from tuner.plan import PLAN_SCHEMA
 from tuner.target import Target
@@ -41,8 +42,21 @@ OTHER_VARIABLES = (
     "INDUCTOR_POST_FUSION_SVG",
     "INDUCTOR_ORIG_FX_SVG",
 )
-# Settings that say where results are kept or how they are shown, not what they are.
+# Settings that say where results are kept or how they are shown, not what they are; and passes whose effect is in the graph by
+# the time that its key is taken.
 OTHER_SETTINGS = (
+    "pre_grad_custom_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "enable_autograd_for_aot",
+    "aot_inductor.output_path",
+    "aot_inductor.serialized_",
+    "aot_inductor.package",
+    "aot_inductor.metadata",
+    "aot_inductor.model_name_for_generated_files",
+    "aot_inductor.force_mmap_weights",
+    "aot_inductor.dump_aoti_minifier",
+    "aot_inductor.repro_level",
     "trace",
     "debug",
     "verbose_progress",
@@ -55,8 +69,9 @@ OTHER_SETTINGS = (
 )
 # Seconds that the C++ compiler may take to tell its version.
 COMPILER_S = 5.0
-# Hooks of the user's that our own would have to share.
-SHARED_HOOKS = ("inductor_choices_class", "_pre_fusion_custom_pass", "_post_fusion_custom_pass")
+# Settings of back ends that make no code for a CPU, but where a CPU's code is Triton's; and which of them matter all the same.
+GPU_SETTINGS = ("triton.", "cuda.", "cutlass.", "rocm.", "xpu.")
+NOT_ONLY_GPU = ("triton.cudagraphs",)
 
 
 @functools.cache
@@ -95,6 +110,7 @@ def ambient() -> dict[str, Any]:
         "inductor": changed_settings(),
         "environment": environment,
         "deterministic": torch.are_deterministic_algorithms_enabled() or None,
+        "choices": None if type(choices := users_choices()) is InductorChoices else uuid_of("the choices handler", choices),
         "matmul_precision": None if (precision := torch.get_float32_matmul_precision()) == "highest" else precision,
     }
 
@@ -108,6 +124,11 @@ def as_keyed(keyed: Mapping[str, Any]) -> Iterator[None]:
     settings = dict(keyed.get("inductor", {}))
     if unknown := [name for name in settings if name not in inductor_config._config]:
         raise UnsupportedGraph("settings", f"this torch has no setting torch._inductor.config.{unknown[0]}")
+    if keyed.get("choices") or (
+        hooks := [name for name, value in settings.items() if isinstance(value, dict) and "uuid" in value]
+    ):
+        name = "a choices handler" if keyed.get("choices") else f"torch._inductor.config.{hooks[0]}"
+        raise UnsupportedGraph("settings", f"{name} of the user's own is in no other process")
     with inductor_config.patch(settings):
         here = named_fields(json.loads(json.dumps(ambient())))
         if differences := differing_fields(named_fields(keyed), here):
@@ -116,16 +137,17 @@ def as_keyed(keyed: Mapping[str, Any]) -> Iterator[None]:
 
 
 def changed_settings() -> dict[str, Any]:
-    """Inductor settings that differ from their defaults, as JSON values."""
+    """Inductor settings that differ from their defaults and matter to a CPU, as JSON values."""
     changed: dict[str, Any] = {}
+    others = OTHER_SETTINGS if inductor_config.cpu_backend == "triton" else (*OTHER_SETTINGS, *GPU_SETTINGS)
     for name, entry in inductor_config._config.items():
-        if entry.alias is not None or name.startswith(OTHER_SETTINGS) or name.startswith("_cache"):
+        if entry.alias is not None or name.startswith("_cache") or (name.startswith(others) and name not in NOT_ONLY_GPU):
             continue
         value = getattr(inductor_config, name)
         if value == entry.default:
             continue
-        if name in SHARED_HOOKS:
-            raise UnsupportedGraph("user_hooks", f"torch._inductor.config.{name} is set by the user")
+        if name == "inductor_choices_class":
+            continue  # one class or another, its handler is named
         changed[name] = _as_json(name, value)
     return changed
 
@@ -138,6 +160,4 @@ def _as_json(name: str, value: Any) -> Any:
         return [_as_json(name, item) for item in items]
     if isinstance(value, dict):
         return {str(key): _as_json(name, item) for key, item in value.items()}
-    if callable(uuid := getattr(value, "uuid", None)) and (known := uuid()) is not None:
-        return {"uuid": str(known)}
-    raise UnsupportedGraph("user_hooks", f"torch._inductor.config.{name} is set to something that has no uuid()")
+    return {"uuid": uuid_of(f"torch._inductor.config.{name}", value)}

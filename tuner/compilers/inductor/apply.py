@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from tuner.compilers.inductor.cpp_code import cpp_flags, forget_loaded, own_binaries
+from tuner.compilers.inductor.doors import within_inner_step
 from tuner.compilers.inductor.eager import check_left_to_eager, eager_settings
 from tuner.compilers.inductor.hooks import (
     CustomSchedulerPass,
@@ -22,6 +23,7 @@ from tuner.compilers.inductor.hooks import (
     inductor_config,
 )
 from tuner.compilers.inductor.leaves import local_ids, realised_groups
+from tuner.compilers.inductor.users import users_hooks
 from tuner.errors import DuplicateCode, PlanNotRealised, PlanRefused, find_cause
 from tuner.plan import Groups, Plan
 
@@ -41,23 +43,28 @@ class Realised:
 class ReadBack(CustomSchedulerPass):
     """Names the leaves before fusion and reads the partition after it; with `expected`, refuses another partition.
 
-    Raising here costs a lowering, but no C++ compilation. In the compile caches' key by its uuid alone. eager: the graph is left
-    to eager, which not every graph may be.
+    What fusion makes is read between the user's own passes, if he has any: `users` runs before leaves are named, or after groups
+    are read. Raising here costs a lowering, but no C++ compilation. In the compile caches' key by its uuid alone. eager: the
+    graph is left to eager, which not every graph may be.
     """
 
-    def __init__(self, realised: Realised, expected: Groups | None, uuid: str, after: bool, eager: bool = False):
+    def __init__(
+        self, realised: Realised, expected: Groups | None, uuid: str, after: bool, eager: bool = False, users: Any = None
+    ):
         self.realised, self.expected, self.after, self.eager, self._uuid = realised, expected, after, eager, uuid
+        self.users = users
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         if not self.after:
             if self.eager:
                 check_left_to_eager(V.graph.graph)
+            nodes = nodes if self.users is None else self.users(nodes)
             self.realised.ids.update(local_ids(nodes, V.graph.graph))
             return nodes
         self.realised.groups = realised_groups(nodes, self.realised.ids)
         if self.expected is not None and self.realised.groups != self.expected:
             raise PlanNotRealised(self.realised.groups)
-        return nodes
+        return nodes if self.users is None else self.users(nodes)
 
     def uuid(self) -> str:
         return self._uuid
@@ -73,44 +80,86 @@ class ForcedGroups(InductorChoices):
     Inductor declares these hooks as static methods and calls them on the handler.
     """
 
+    tuner_groups: Mapping[str, int]
+    tuner_realised: Realised
+    tuner_uuid: str
+    # Whether the class after this one, in the order of inheritance, has the method of its own: the user's veto stays a veto.
+    tuner_asks_first: Set[str] = frozenset()
+
     def __init__(self, groups: Groups, realised: Realised, uuid: str):
-        self.group_of = {leaf: i for i, group in enumerate(groups) for leaf in group}
-        self.realised, self._uuid = realised, uuid
+        self.tuner_groups, self.tuner_realised, self.tuner_uuid = _group_of(groups), realised, uuid
 
     def uuid(self) -> str:
-        return self._uuid
+        return self.tuner_uuid
 
     def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:  # type: ignore[override]
-        leaves = [self.realised.ids.get(leaf.get_name()) for node in (node1, node2) for leaf in node.get_nodes()]
-        wanted = {self.group_of.get(leaf, -1) if leaf is not None else -1 for leaf in leaves}
-        return len(wanted) == 1 and -1 not in wanted
+        leaves = [self.tuner_realised.ids.get(leaf.get_name()) for node in (node1, node2) for leaf in node.get_nodes()]
+        wanted = {self.tuner_groups.get(leaf, -1) if leaf is not None else -1 for leaf in leaves}
+        if len(wanted) != 1 or -1 in wanted:
+            return False
+        return "can_fuse" not in self.tuner_asks_first or super().can_fuse(scheduler, node1, node2, shared_data_score)
 
     def can_fuse_horizontal(  # type: ignore[override]
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
-        return True
+        if "can_fuse_horizontal" not in self.tuner_asks_first:
+            return True
+        return super().can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
+
+
+def forced_groups(groups: Groups, realised: Realised, uuid: str, users: InductorChoices) -> ForcedGroups:
+    """The handler for `groups`, which leaves every other choice to the user's handler, of which it shares the state."""
+    kind = type(users)
+    if kind is InductorChoices:
+        return ForcedGroups(groups, realised, uuid)
+    own = {name for name in ("can_fuse", "can_fuse_horizontal") if getattr(kind, name) is not getattr(InductorChoices, name)}
+    state = {
+        "tuner_groups": _group_of(groups),
+        "tuner_realised": realised,
+        "tuner_uuid": uuid,
+        "tuner_asks_first": own,
+    }
+    made: ForcedGroups = object.__new__(type(f"ForcedGroupsOver{kind.__name__}", (ForcedGroups, kind), state))
+    made.__dict__ = users.__dict__
+    return made
+
+
+def _group_of(groups: Groups) -> dict[str, int]:
+    return {leaf: i for i, group in enumerate(groups) for leaf in group}
 
 
 @contextlib.contextmanager
 def applied(plan: Plan, realised: Realised, expected: Groups | None = None) -> Iterator[None]:
-    """Inductor as `plan` wants it, within the context and this thread.
+    """The graph that Inductor compiles in this context and thread is compiled as `plan` wants it, whatever inner step is around.
+
+    Native ops are decided before the graph is made.
+    """
+    with within_inner_step(lambda: _in_force(plan, realised, expected)):
+        yield
+
+
+@contextlib.contextmanager
+def _in_force(plan: Plan, realised: Realised, expected: Groups | None) -> Iterator[None]:
+    """The plan's settings and hooks, around the user's.
 
     Three things go together, for each alone leaves a stale or a poisoned compile cache behind: the choices handler is set both
-    as the thread's handler and as the configured class, and the uuid of the passes puts all that the plan changes into the FX
-    cache's key. (AOTAutograd's cache is asked before: `pinned` has its tag.) Native ops are decided before the graph is made.
-    Raises PlanRefused, here or while the graph is compiled, for one that must not be left to eager.
+    as the thread's handler and as the configured class, and the uuid of the passes puts all that the plan changes, and the user's
+    hooks within, into the FX cache's key. (AOTAutograd's cache is asked before: `pinned` has its tag.) Raises PlanRefused, here
+    or while the graph is compiled, for one that must not be left to eager.
     """
-    uuid = f"tuner-{APPLY_VERSION}-{plan.key}-{hashlib.sha256(repr(expected).encode()).hexdigest()[:16]}"
+    users = users_hooks()
+    told = hashlib.sha256(repr((expected, users.uuid)).encode()).hexdigest()[:16]
+    uuid = f"tuner-{APPLY_VERSION}-{plan.key}-{told}"
     eager = plan.compiler == "eager"
     config: dict[str, Any] = {
         **dict(plan.config),
         **(eager_settings() if eager else {}),
-        "_pre_fusion_custom_pass": ReadBack(realised, expected, uuid, after=False, eager=eager),
-        "_post_fusion_custom_pass": ReadBack(realised, expected, uuid, after=True),
+        "_pre_fusion_custom_pass": ReadBack(realised, expected, uuid, after=False, eager=eager, users=users.pre_fusion),
+        "_post_fusion_custom_pass": ReadBack(realised, expected, uuid, after=True, users=users.post_fusion),
     }
     with contextlib.ExitStack() as stack:
         if plan.groups is not None:
-            choices = ForcedGroups(plan.groups, realised, uuid)
+            choices = forced_groups(plan.groups, realised, uuid, users.choices)
             config["inductor_choices_class"] = lambda: choices
             stack.enter_context(V.set_choices_handler(choices))
         stack.enter_context(inductor_config.patch(config))

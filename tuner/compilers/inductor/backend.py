@@ -13,7 +13,7 @@ from torch import fx
 from tuner.compilers.inductor import events
 from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
 from tuner.compilers.inductor.doors import Run
-from tuner.compilers.inductor.hooks import InductorChoices, V, compiler_config, missing_hooks
+from tuner.compilers.inductor.hooks import compiler_config, missing_hooks
 from tuner.compilers.inductor.pinned import NotPinned, Pinned
 from tuner.compilers.inductor.program import copied, is_training, program_key
 from tuner.compilers.inductor.report import reporting
@@ -83,8 +83,6 @@ def _pin(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[...,
         raise UnsupportedGraph("training", "training graphs are not supported yet")
     if any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs):
         raise UnsupportedGraph("device", "only the CPU is supported yet")
-    if type(V.choices) is not InductorChoices:
-        raise UnsupportedGraph("user_hooks", "a choices handler is set by the user")
     key = program_key(gm, example_inputs)
     where = (cpu_target().fields(), cpu_toolchain(), ambient())
     answer = door.program(Query("program", key, *where))

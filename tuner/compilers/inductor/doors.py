@@ -1,7 +1,9 @@
-"""The one seam to Inductor: every way of compiling a program passes it, whoever called, after all settings are in force.
+"""The seams to Inductor: every way of compiling passes them, whoever called.
 
-`torch._inductor.compile_fx._compile_fx_main` is called through its module's globals, so replacing that attribute once also
-reaches those who imported `compile_fx` before. Read in torch 2.13.0. Nothing here loads torch by itself.
+Two functions of `torch._inductor.compile_fx` are called through that module's globals, so replacing them once reaches also those
+who imported `compile_fx` or `compile_fx_inner` before. `_compile_fx_main` gets each program, after all settings are in force;
+`_compile_fx_inner` each graph, within whatever inner step the caller has put around it. Read in torch 2.13.0. Nothing here loads
+torch by itself.
 """
 
 from __future__ import annotations
@@ -9,27 +11,71 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from tuner.lookup.client import warn_once
+from tuner.compilers.after_import import after_import
 
 MODULE = "torch._inductor.compile_fx"
-SEAM = "_compile_fx_main"
-# The parameters that the seam is known to have.
-PARAMETERS = ("model_", "example_inputs_", "inner_compile", "ignore_shape_env", "get_decomp_fn", "compile_region_name")
+# The parameters that the seams are known to have.
+SEAMS = {
+    "_compile_fx_main": (
+        "model_",
+        "example_inputs_",
+        "inner_compile",
+        "ignore_shape_env",
+        "get_decomp_fn",
+        "compile_region_name",
+    ),
+    "_compile_fx_inner": ("gm", "example_inputs", "compile_region_name", "graph_kwargs"),
+}
 
 # Goes on to Inductor: a graph, its inputs, the inner step to use, and what gives the decompositions (None: the caller's own).
 Run = Callable[[Any, Any, Callable[..., Any], Callable[[], Any] | None], Any]
 
+Enter = Callable[[], contextlib.AbstractContextManager[None]]
+
 # Whether the caller of this thread is to be served: True under backend="tuner", False within our own compiles, else as enabled.
 _caller: ContextVar[bool | None] = ContextVar("tuner_caller", default=None)
+# What is to be in force while the next graph of this thread is compiled.
+_within: ContextVar[Enter | None] = ContextVar("tuner_within", default=None)
 _enabled = threading.Event()
+_waiting = threading.Event()
 _lock = threading.Lock()
+
+
+def enable() -> None:
+    """From now on, whoever compiles with Inductor in this process is served: the stored winners, else the default.
+
+    That is torch.compile with backend="inductor", `compile_fx`, `standalone_compile` and AOTInductor. What was compiled before
+    stays as it is. May be called again, from any thread, and before torch is imported, which this does not do.
+    """
+    _enabled.set()
+    with _lock:
+        if _waiting.is_set():
+            return
+        _waiting.set()
+    after_import(MODULE, _install_or_warn)
+
+
+def disable() -> None:
+    """From now on, only backend="tuner" is served. What was compiled before stays as it is."""
+    _enabled.clear()
+
+
+def _install_or_warn(module: ModuleType) -> None:
+    if trouble := install(module):
+        warn_unsupported(trouble)
+
+
+def warn_unsupported(trouble: object) -> None:
+    """Says, where nothing was said yet, why nobody is served in this process."""
+    from tuner.lookup.client import warn_once
+
+    warn_once("this torch is not supported (%s); Inductor compiles by default", trouble)
 
 
 @contextlib.contextmanager
@@ -42,21 +88,41 @@ def served(value: bool = True) -> Iterator[None]:
         _caller.reset(token)
 
 
+@contextlib.contextmanager
+def within_inner_step(enter: Enter) -> Iterator[None]:
+    """The next graph that Inductor compiles in this context and thread is compiled within `enter()`.
+
+    Settings that a caller's inner step brings with it are in force by then, so that `enter` sees and outlasts them.
+    """
+    token = _within.set(enter)
+    try:
+        yield
+    finally:
+        _within.reset(token)
+
+
 def install(module: ModuleType) -> str:
-    """Puts the door into torch's `module`, once; why that cannot be, or "" where it is there."""
+    """Puts the doors into torch's `module`, once; why that cannot be, or "" where they are there."""
     with _lock:
-        original = getattr(module, SEAM, None)
-        if hasattr(original, "passes_tuner"):
-            return ""
-        if original is None:
-            return f"{MODULE}.{SEAM} is missing"
-        if tuple(inspect.signature(original).parameters) != PARAMETERS:
-            return f"{MODULE}.{SEAM} takes other arguments"
-        setattr(module, SEAM, _door(original))
+        if trouble := ", ".join(filter(None, (_trouble(module, name) for name in SEAMS))):
+            return trouble
+        for name, door in (("_compile_fx_main", _program_door), ("_compile_fx_inner", _graph_door)):
+            original = getattr(module, name)
+            if not hasattr(original, "passes_tuner"):
+                made = door(original)
+                made.passes_tuner = True  # type: ignore[attr-defined]
+                setattr(module, name, made)
         return ""
 
 
-def _door(original: Callable[..., Any]) -> Callable[..., Any]:
+def _trouble(module: ModuleType, name: str) -> str:
+    original = getattr(module, name, None)
+    if original is None:
+        return f"{MODULE}.{name} is missing"
+    return "" if tuple(inspect.signature(original).parameters) == SEAMS[name] else f"{MODULE}.{name} takes other arguments"
+
+
+def _program_door(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile_fx_main(
         model_: Any, example_inputs_: Any, inner_compile: Callable[..., Any], ignore_shape_env: bool, **more: Any
@@ -79,8 +145,23 @@ def _door(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _caller.reset(token)
 
-    compile_fx_main.passes_tuner = True  # type: ignore[attr-defined]
     return compile_fx_main
+
+
+def _graph_door(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
+        enter = _within.get()
+        if enter is None:
+            return original(*args, **kwargs)
+        token = _within.set(None)
+        try:
+            with enter():
+                return original(*args, **kwargs)
+        finally:
+            _within.reset(token)
+
+    return compile_fx_inner
 
 
 @functools.cache
@@ -88,11 +169,6 @@ def _compile_program() -> Any:
     try:
         from tuner.compilers.inductor.backend import compile_program
     except (ImportError, AttributeError) as error:
-        warn_once("this torch is not supported (%s); Inductor compiles by default", error)
+        warn_unsupported(error)
         return None
     return compile_program
-
-
-def installed() -> bool:
-    """Whether compiles pass the door in this process."""
-    return hasattr(getattr(sys.modules.get(MODULE), SEAM, None), "passes_tuner")

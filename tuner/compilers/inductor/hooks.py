@@ -13,6 +13,7 @@ import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 import torch.compiler.config as compiler_config
+from torch._inductor import virtualized
 from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import _recursive_joint_graph_passes as joint_graph_passes
 from torch._inductor.compile_fx import compile_fx as _compile_fx
@@ -45,9 +46,14 @@ __all__ = [
     "lowerings",
     "make_fallback",
     "missing_hooks",
+    "own_choices_handler",
     "select_decomp_table",
     "tag_to_layout_constraint",
 ]
+
+
+# Plans are applied behind these doors, also where a process compiles its own candidates. `missing_hooks` tells where they failed.
+doors.install(sys.modules[doors.MODULE])
 
 
 @functools.wraps(_compile_fx)
@@ -55,6 +61,11 @@ def compile_fx(*args: Any, **kwargs: Any) -> Any:
     """Inductor's own for our own use: what is compiled with it is not served, whoever is."""
     with doors.served(False):
         return _compile_fx(*args, **kwargs)
+
+
+def own_choices_handler() -> Any:
+    """This thread's choices handler; None where none was set or made yet. (Reading `V.choices` would make one, and keep it.)"""
+    return getattr(virtualized.threadlocal, virtualized._choices._key, None)
 
 
 def missing_hooks() -> list[str]:
@@ -68,6 +79,8 @@ def missing_hooks() -> list[str]:
         "config._pre_fusion_custom_pass": hasattr(inductor_config, "_pre_fusion_custom_pass"),
         "config._post_fusion_custom_pass": hasattr(inductor_config, "_post_fusion_custom_pass"),
         "torch.compiler.config.cache_key_tag": hasattr(compiler_config, "cache_key_tag"),
-        f"{doors.MODULE}.{doors.SEAM}": not doors.install(sys.modules[doors.MODULE]),
+        "torch._inductor.virtualized.threadlocal": hasattr(virtualized, "threadlocal"),
+        "torch._inductor.virtualized._choices": hasattr(getattr(virtualized, "_choices", None), "_key"),
     }
-    return [name for name, there in found.items() if not there]
+    missing = [name for name, there in found.items() if not there]
+    return [*missing, trouble] if (trouble := doors.install(sys.modules[doors.MODULE])) else missing

@@ -1,0 +1,68 @@
+"""What the user has put into Inductor himself: his choices handler, his passes, his options. Composed with, never replaced."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.compilers.inductor.hooks import InductorChoices, inductor_config, own_choices_handler
+from tuner.errors import UnsupportedGraph
+
+
+@dataclass(frozen=True)
+class UsersHooks:
+    """choices: the handler that the user's compile would use. pre_fusion, post_fusion: his scheduler passes. uuid: of all."""
+
+    choices: InductorChoices
+    pre_fusion: Callable[[Any], Any] | None
+    post_fusion: Callable[[Any], Any] | None
+    uuid: tuple[str, ...] = ()
+
+
+def users_hooks() -> UsersHooks:
+    """The user's hooks into fusion in this thread, under the settings in force. Raises UnsupportedGraph: no uuid()."""
+    choices = users_choices()
+    pre, post = inductor_config._pre_fusion_custom_pass, inductor_config._post_fusion_custom_pass
+    named = {"choices": choices if type(choices) is not InductorChoices else None, "pre": pre, "post": post}
+    uuid = tuple(f"{name}={uuid_of(name, hook)}" for name, hook in named.items() if hook is not None)
+    return UsersHooks(choices, pre, post, uuid)
+
+
+def users_choices() -> InductorChoices:
+    """The choices handler that Inductor would use: this thread's own, if one was set, else one of the configured class."""
+    handler = own_choices_handler()
+    # Inductor keeps the handler that it made at first; a class that was configured since then is what the user means.
+    if handler is not None and type(handler) is not InductorChoices:
+        return handler
+    made = inductor_config.inductor_choices_class
+    return made() if made is not None else InductorChoices()
+
+
+def uuid_of(name: str, hook: Any) -> str:
+    """What names a hook of the user's in keys. Raises UnsupportedGraph where nothing does."""
+    if not callable(uuid := getattr(hook, "uuid", None)) or not (known := uuid()):
+        raise UnsupportedGraph("user_hooks", f"{name} is set to something that has no uuid()")
+    return str(known)
+
+
+def option_names(inner: Any) -> frozenset[str]:
+    """Settings that a caller has given to `compile_fx`, also those equal to the default, read off the inner step that it made.
+
+    `compile_fx` wraps the inner step in a patch of the settings that it was given, for the backward.
+    """
+    names: set[str] = set()
+    while inner is not None:
+        for cell in getattr(inner, "__closure__", None) or ():
+            if isinstance(changes := getattr(_content(cell), "changes", None), dict):
+                names.update(changes)
+        inner = inner.func if isinstance(inner, functools.partial) else getattr(inner, "__wrapped__", None)
+    return frozenset(names)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # an empty cell
+        return None
