@@ -13,13 +13,12 @@ import pytest
 import torch
 import torch._inductor.compile_fx as compile_fx_module
 from serving import Bench, Example, gelu_of_norm, pointwise_then_sum, realise
-from torch._inductor.virtualized import V
 
 import tuner
 from tuner.answer import Answer, ProgramAnswer
 from tuner.cache.sqlite import SqliteStore
 from tuner.compilers.inductor import backend, capture, doors, pinned
-from tuner.compilers.inductor.hooks import compiler_config, inductor_config
+from tuner.compilers.inductor.hooks import compiler_config
 from tuner.lookup.client import Client
 from tuner.plan import Plan
 from tuner.search_spaces.fusion import no_fusion
@@ -124,20 +123,6 @@ def test_a_miss_by_thread_count_says_so(bench: Bench) -> None:
     (graph,) = report["served"]
     assert graph.outcome == "default"
     assert "thread" in graph.reason
-
-
-def test_a_users_own_choices_handler_is_left_in_place(bench: Bench) -> None:
-    bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
-    handler = type(V.choices)
-
-    class Mine(handler):  # type: ignore[misc, valid-type]
-        def uuid(self) -> str:
-            return "mine"
-
-    with inductor_config.patch(inductor_choices_class=Mine):
-        _, report = bench.run(pointwise_then_sum())
-    assert report["served"] == []
-    assert report["counts"]["default: user_hooks"] == 1
 
 
 def test_groups_that_do_not_come_out_as_stored_are_not_served(bench: Bench) -> None:
@@ -340,13 +325,6 @@ def test_a_users_addition_to_the_caches_key_is_kept(bench: Bench, monkeypatch: p
         assert outcome(bench.run(pointwise_then_sum())[1]) == ("served", "exact")
     (tag,) = tags
     assert tag.startswith("mine-tuner-")
-
-
-def test_a_choices_handler_that_a_user_has_set_is_not_replaced(bench: Bench) -> None:
-    bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
-    with V.set_choices_handler(type("Mine", (type(V.choices),), {})()):
-        _, report = bench.run(pointwise_then_sum())
-    assert report["counts"]["default: user_hooks"] == 1
 
 
 def test_a_torch_without_our_hooks_compiles_by_default(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,11 +124,9 @@ def as_keyed(keyed: Mapping[str, Any]) -> Iterator[None]:
     settings = dict(keyed.get("inductor", {}))
     if unknown := [name for name in settings if name not in inductor_config._config]:
         raise UnsupportedGraph("settings", f"this torch has no setting torch._inductor.config.{unknown[0]}")
-    if keyed.get("choices") or (
-        hooks := [name for name, value in settings.items() if isinstance(value, dict) and "uuid" in value]
-    ):
-        name = "a choices handler" if keyed.get("choices") else f"torch._inductor.config.{hooks[0]}"
-        raise UnsupportedGraph("settings", f"{name} of the user's own is in no other process")
+    hooks = [f"torch._inductor.config.{name}" for name, value in settings.items() if isinstance(value, dict) and "uuid" in value]
+    if hooks := [*hooks, *(["the choices handler"] if keyed.get("choices") else [])]:
+        raise UnsupportedGraph("settings", f"{hooks[0]} is the user's own, and in no other process")
     with inductor_config.patch(settings):
         here = named_fields(json.loads(json.dumps(ambient())))
         if differences := differing_fields(named_fields(keyed), here):
