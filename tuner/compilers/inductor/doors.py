@@ -119,7 +119,11 @@ def _trouble(module: ModuleType, name: str) -> str:
     original = getattr(module, name, None)
     if original is None:
         return f"{MODULE}.{name} is missing"
-    return "" if tuple(inspect.signature(original).parameters) == SEAMS[name] else f"{MODULE}.{name} takes other arguments"
+    parameters = inspect.signature(original).parameters
+    # What somebody else has put there may take whatever comes.
+    kinds = {parameter.kind for parameter in parameters.values()}
+    passes_on = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= kinds
+    return "" if passes_on or tuple(parameters) == SEAMS[name] else f"{MODULE}.{name} takes other arguments"
 
 
 def _program_door(original: Callable[..., Any]) -> Callable[..., Any]:
