@@ -76,7 +76,7 @@ def graph_forms(
     For use in a back end. made: the same, where the compile has just made them, without native forms: it saves a trace. Raises
     UnsupportedGraph, naming the node, for what our form cannot hold.
     """
-    graphs, ranges = list(made), program_ranges(example_inputs)
+    graphs, ranges = list(made), program_ranges(gm, example_inputs)
 
     def record(gm: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
         graphs.append(form_of(gm, kwargs, inputs_like, ranges))
@@ -135,7 +135,7 @@ def _recorder(programs: list[Program]) -> Callable[..., Any]:
         program = Program(program_key(gm, example_inputs))
         programs.append(program)
         # Before anything narrows them.
-        ranges = program_ranges(example_inputs)
+        ranges = program_ranges(gm, example_inputs)
         native = None if is_training(example_inputs) else _native_form(gm, example_inputs)
 
         def record(made: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:

@@ -159,7 +159,7 @@ class Recording:
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], run: Main) -> Any:
         """The program, which notes its graphs and runs eagerly; None where Inductor's own steps fail with it."""
         # Before anything narrows them.
-        ranges = program_ranges(example_inputs)
+        ranges = program_ranges(gm, example_inputs)
         native = None if is_training(example_inputs) else native_form(gm, example_inputs)
 
         def inner(made: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
