@@ -1,6 +1,7 @@
 # make demo    the main job: tune the examples, serve the winners to a second process
 # make test    lint, types, tests
-# make soak    benchmarks of the measurements themselves, and the table of faults: an hour or two, on an idle machine
+# make soak    benchmarks of the measurements themselves, the table of faults, models compiled under plans drawn at random: hours,
+#              on an idle machine
 # Each sets up .venv by itself. Needs Python 3.11 or newer with venv and headers, make and g++.
 PYTHON ?= python3
 VENV := .venv
@@ -18,6 +19,9 @@ test: lint types tests
 soak: $(STAMP)
 	$(BIN)/python benchmarks/measurement.py --aa 60 --effect 20 --replay --json
 	$(BIN)/python benchmarks/faults.py --json
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/coverage.py --json
+	$(BIN)/python benchmarks/coverage.py --draws 200 --json
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
