@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from tuner.answer import Bucket, ProgramChoice
 from tuner.measurement import Measurement, ProgramFinal, Stage, Winner
 from tuner.target import Query
 
@@ -33,10 +34,12 @@ class Store(Protocol):
     Durable: when a method returns, what it wrote survives the death of the process (SIGKILL included); after a loss of power the
     last few writes may be gone, never half of one.
 
-    Order: measurements come back in the order in which they were added. Winners and finals of programs are append-only.
+    Order: measurements come back in the order in which they were added. Winners, finals of programs and
+    choices for them are append-only.
 
-    Generation: one counter for the whole store, which never goes back. It counts what changes answers: every winner, every veto
-    of a program's plans that comes or goes, and every verdict that takes a winner out of service or brings it back.
+    Generation: one counter for the whole store, which never goes back. It counts what changes answers: every winner, every
+    choice for a program, every veto of a program's plans that comes or goes, and every verdict that takes a winner out of service
+    or brings it back.
 
     Quarantine: a candidate that was `wrong`, `crash` or `timeout`, in whatever stage, under whatever policy and ambient settings,
     is in quarantine for its workload, target and toolchain, until a later measurement of the stage "screen" is `ok` (a retry on
@@ -127,6 +130,26 @@ class Store(Protocol):
 
         Only the latest final of the plans in force says whether they are vetoed. Raises StoreError.
         """
+        ...
+
+    def record_program_choice(
+        self,
+        query: Query,
+        native_table: Sequence[str] = (),
+        dispatch: Sequence[Bucket] = (),
+        evidence: Mapping[str, Any] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Keep what is chosen for a program as a whole under the next generation, which is returned; see `ProgramAnswer`.
+
+        It replaces what was chosen before, nothing included. A final's veto is of these plans and this choice, together: with
+        `tuner.answer.digest_of_plans`. Raises PlanError, StoreError; ValueError where the query is not of kind "program" or the
+        buckets are not in order.
+        """
+        ...
+
+    def program_choice(self, exact_key: str) -> tuple[ProgramChoice, int] | None:
+        """The latest choice for a program and its generation. Raises StoreError."""
         ...
 
     def generation(self) -> int:

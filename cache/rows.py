@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from tuner.answer import ProgramChoice
 from tuner.canonical import canonical_json, named_fields
 from tuner.errors import PlanError, StoreError
-from tuner.lookup.validate import groups_of
+from tuner.lookup.validate import groups_of, validated_choice
 from tuner.measurement import Measurement, Policy, ProgramFinal, Winner
 from tuner.plan import Groups, Plan
 from tuner.search_spaces.validate import validate_plan
@@ -218,6 +219,30 @@ def program_final_of(row: Row, fields: Fields) -> ProgramFinal:
         evidence=json.loads(row["evidence"]),
         provenance=json.loads(row["provenance"]),
     )
+
+
+def program_choice_columns(
+    query: Query, choice: ProgramChoice, generation: int, evidence: Mapping[str, Any], provenance: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Raises PlanError, ValueError on a choice that readers would refuse, StoreError on what JSON cannot hold."""
+    told = validated_choice(choice).to_json()
+    if ProgramChoice.from_json(told) != choice:
+        raise PlanError("a program's choice that is not in canonical form")
+    return {
+        **program_columns(query),
+        "generation": generation,
+        "native_table": json_text(told["native_table"]),
+        "dispatch": json_text(told["dispatch"]),
+        "evidence": json_text(dict(evidence)),
+        "provenance": json_text(dict(provenance)),
+        "created": now(),
+    }
+
+
+def program_choice_of(row: Row) -> ProgramChoice:
+    """Raises PlanError, ValueError, TypeError or KeyError on a row that no `program_choice_columns` made."""
+    told = {"native_table": json.loads(row["native_table"]), "dispatch": json.loads(row["dispatch"])}
+    return validated_choice(ProgramChoice.from_json(told))
 
 
 def _groups_text(groups: Groups | None) -> str | None:

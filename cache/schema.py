@@ -149,6 +149,27 @@ DROP INDEX measurements_by_graph;
 CREATE INDEX measurements_by_candidate ON measurements (graph_key, candidate_key, status);
 """
 
+SCHEMA_3 = """
+-- what is chosen for a program as a whole, JSON lists: op kinds left out of AOTAutograd's decomposition table, and buckets of
+-- sizes with plans of their own; append-only, the latest generation holds
+CREATE TABLE program_choices (
+    exact_key TEXT NOT NULL,
+    generation INTEGER NOT NULL UNIQUE,
+    program_key TEXT NOT NULL,
+    target_key TEXT NOT NULL REFERENCES fields(key),
+    toolchain_key TEXT NOT NULL REFERENCES fields(key),
+    ambient_key TEXT NOT NULL REFERENCES fields(key),
+    native_table TEXT NOT NULL,
+    dispatch TEXT NOT NULL,
+    evidence TEXT NOT NULL,
+    provenance TEXT NOT NULL,
+    created TEXT NOT NULL,
+    PRIMARY KEY (exact_key, generation)
+) STRICT;
+-- nobody asks any more when a verdict last took a winner out of service
+DELETE FROM meta WHERE name = 'quarantine_generation';
+"""
+
 
 def migrate(connection: sqlite3.Connection, where: str) -> None:
     """Bring the database to SCHEMA, in one transaction; one that is there already is not written to.
@@ -169,6 +190,10 @@ def migrate(connection: sqlite3.Connection, where: str) -> None:
     @migrations(name="schema_2")
     def schema_2(db: Database) -> None:
         db.executescript(SCHEMA_2)
+
+    @migrations(name="schema_3")
+    def schema_3(db: Database) -> None:
+        db.executescript(SCHEMA_3)
 
     database = Database(connection, execute_plugins=False)
     # atomic() and apply() issue a deferred BEGIN of their own, which can fail at once where another connection writes: ours comes

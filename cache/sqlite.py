@@ -6,11 +6,12 @@ import contextlib
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from tuner.answer import Bucket, ProgramChoice
 from tuner.cache.contract import ProgramGraph
 from tuner.cache.folder import make_folder
 from tuner.cache.lock import Lock, LockTaken, take_lock
@@ -20,6 +21,8 @@ from tuner.cache.rows import (
     measurement_columns,
     measurement_of,
     now,
+    program_choice_columns,
+    program_choice_of,
     program_columns,
     program_final_columns,
     program_final_of,
@@ -121,7 +124,7 @@ class SqliteStore:
             withheld = _withheld(connection, row)
             number = _insert(connection, "measurements", row)
             if _withheld(connection, row) != withheld:
-                _set(connection, "quarantine_generation", _next_generation(connection))
+                _next_generation(connection)
             return number
 
     def measurements(self, exact_key: str, stage: Stage | None = None, policy_key: str | None = None) -> list[Measurement]:
@@ -187,6 +190,30 @@ class SqliteStore:
             plans,
         )
         found = self._valid(rows, lambda row: (program_final_of(row, self._fields_of), row["generation"]), "program final")
+        return found[0] if found else None
+
+    def record_program_choice(
+        self,
+        query: Query,
+        native_table: Sequence[str] = (),
+        dispatch: Sequence[Bucket] = (),
+        evidence: Mapping[str, Any] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> int:
+        choice = ProgramChoice(tuple(native_table), tuple(dispatch))
+        with self._write() as connection:
+            generation = _next_generation(connection)
+            row = program_choice_columns(query, choice, generation, evidence or {}, provenance or {})
+            self._add_fields(connection, query_fields(query))
+            _insert(connection, "program_choices", row)
+            return generation
+
+    def program_choice(self, exact_key: str) -> tuple[ProgramChoice, int] | None:
+        with self._errors() as connection:
+            if schema_of(connection) < 3:
+                return None
+        rows = self._read("SELECT * FROM program_choices WHERE exact_key = ? ORDER BY generation DESC LIMIT 1", exact_key)
+        found = self._valid(rows, lambda row: (program_choice_of(row), row["generation"]), "program choice")
         return found[0] if found else None
 
     # the store itself
@@ -288,12 +315,8 @@ def _generation(connection: sqlite3.Connection) -> int:
 
 def _next_generation(connection: sqlite3.Connection) -> int:
     generation = _generation(connection) + 1
-    _set(connection, "generation", generation)
+    connection.execute("UPDATE meta SET value = ? WHERE name = 'generation'", (generation,))
     return generation
-
-
-def _set(connection: sqlite3.Connection, name: str, value: int) -> None:
-    connection.execute("UPDATE meta SET value = ? WHERE name = ?", (value, name))
 
 
 def _withheld(connection: sqlite3.Connection, row: dict[str, Any]) -> bool:

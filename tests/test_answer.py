@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from stored import GROUPS, KNOB, NATIVE
 
-from tuner.answer import Answer, ProgramAnswer
+from tuner.answer import Answer, Bucket, ProgramAnswer
 from tuner.errors import PlanError
 from tuner.plan import Plan
 
@@ -16,12 +17,12 @@ SETTLED = Answer(Plan(), "exact", 7, "the default won", groups=GROUPS)
 
 
 def tag(**answers: Answer) -> str:
-    return ProgramAnswer(True, 7, answers).cache_tag
+    return ProgramAnswer(True, 7, answers).plans_digest
 
 
 def test_programs_that_use_no_plan_share_the_compilers_own_cache_entries() -> None:
     assert tag() == tag(a=SETTLED) == ""
-    assert ProgramAnswer(False, 7).cache_tag == ""
+    assert ProgramAnswer(False, 7).plans_digest == ""
 
 
 def test_the_tag_tells_plans_their_groups_and_their_graphs_apart_and_nothing_else() -> None:
@@ -35,17 +36,37 @@ def test_the_tag_tells_plans_their_groups_and_their_graphs_apart_and_nothing_els
     assert tag(a=SERVED) == tag(a=replace(SERVED, generation=9, reason="told otherwise", speedup=2.0), b=SETTLED)
 
 
-def test_an_unknown_program_is_tagged_by_the_newest_plan_not_by_the_store() -> None:
-    seen = {ProgramAnswer(False, generation, plans_generation=3).cache_tag for generation in (3, 4, 5)}
-    assert len(seen) == 1
-    assert ProgramAnswer(False, 5, plans_generation=5).cache_tag not in {*seen, ""}
+def test_the_tag_tells_the_programs_own_choice_apart() -> None:
+    plain = ProgramAnswer(True, 7, {"a": SERVED})
+    small, rest = Bucket("s0", 8, (("a", KNOB, GROUPS),)), Bucket("s0", None)
+    chosen = [
+        replace(plain, native_table=("aten.gelu.default",)),
+        replace(plain, dispatch=(small, rest)),
+        replace(plain, dispatch=(replace(small, up_to=9), rest)),
+        replace(plain, dispatch=(Bucket("s0", None),)),
+    ]
+    assert len({plain.plans_digest, *(one.plans_digest for one in chosen)}) == 5
+
+
+def test_a_bucket_has_its_own_plans_and_the_default_for_the_other_graphs() -> None:
+    whole = ProgramAnswer(True, 7, {"a": SERVED, "b": SERVED}, dispatch=(Bucket("s0", 8, (("a", NATIVE, GROUPS),)),))
+    one = whole.of_bucket(whole.dispatch[0])
+    assert {key: answer.plan for key, answer in one.answers.items()} == {"a": NATIVE, "b": Plan()}
+    assert (one.dispatch, one.answers["a"].groups, one.settled) == ((), GROUPS, True)
 
 
 def test_answers_travel_whole() -> None:
-    sent = ProgramAnswer(True, 7, {"a": SERVED, "b": SETTLED}, plans_generation=6)
-    got = ProgramAnswer.from_json(sent.to_json())
+    buckets = (Bucket("s0", 8, (("a", KNOB, GROUPS), ("b", NATIVE, None))), Bucket("s0", None))
+    answers = {"a": replace(SERVED, sizes=((1, 64), (8, 64))), "b": SETTLED}
+    sent = ProgramAnswer(True, 7, answers, True, ("k", "l"), ("aten.gelu.default",), buckets)
+    got = ProgramAnswer.from_json(json.loads(json.dumps(sent.to_json())))
     assert (got, got.answers) == (sent, sent.answers)
     assert got.native == ()
+
+
+def test_what_an_older_daemon_says_besides_is_ignored() -> None:
+    told = {**ProgramAnswer(False, 7).to_json(), "plans_generation": 5}
+    assert ProgramAnswer.from_json(told) == ProgramAnswer(False, 7)
 
 
 @pytest.mark.parametrize("edit", [{"tier": "made up"}, {"plan": {"schema": 99}}, {"plan": 3}])

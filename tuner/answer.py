@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tuner.canonical import digest
@@ -19,6 +19,7 @@ class Answer:
 
     tier: "exact" for a stored winner of the same exact-match key, the default as settled winner included; "default" when nothing
     is known. groups: as realised when the winner was measured. generation: the store's counter that was read. reason: one line.
+    sizes: of a graph with symbols, values of them at which the winner was measured (`tuner.measurement.Policy.sizes`).
     """
 
     plan: Plan
@@ -29,6 +30,7 @@ class Answer:
     speedup: float = 1.0
     speedup_low: float = 1.0
     speedup_high: float = 1.0
+    sizes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def winner(self) -> str:
@@ -45,6 +47,7 @@ class Answer:
             "speedup": self.speedup,
             "speedup_low": self.speedup_low,
             "speedup_high": self.speedup_high,
+            **({"sizes": [list(point) for point in self.sizes]} if self.sizes else {}),
         }
 
     @staticmethod
@@ -62,7 +65,57 @@ class Answer:
             speedup=float(data["speedup"]),
             speedup_low=float(data["speedup_low"]),
             speedup_high=float(data["speedup_high"]),
+            sizes=tuple(tuple(int(size) for size in point) for point in data.get("sizes", ())),
         )
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The plans of a program's graphs for sizes of its `symbol` ("s0") up to `up_to` that no bucket before it takes.
+
+    up_to: None for all that are left. plans: (exact-match key, plan, groups as realised), by key; a graph that is not named has
+    the default.
+    """
+
+    symbol: str
+    up_to: int | None
+    plans: tuple[tuple[str, Plan, Groups | None], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        plans = {
+            key: {"plan": plan.to_json(), "groups": None if groups is None else [list(group) for group in groups]}
+            for key, plan, groups in self.plans
+        }
+        return {"symbol": self.symbol, "up_to": self.up_to, "plans": plans}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Bucket:
+        """The bucket that `to_json` wrote, checked for structure only. Raises PlanError, KeyError, ValueError or TypeError."""
+        plans = [
+            (str(key), Plan.from_json(one["plan"]), None if one["groups"] is None else canonical_groups(one["groups"]))
+            for key, one in sorted(data["plans"].items())
+        ]
+        up_to = data["up_to"]
+        return Bucket(str(data["symbol"]), None if up_to is None else int(up_to), tuple(plans))
+
+
+@dataclass(frozen=True)
+class ProgramChoice:
+    """What is chosen for a program as a whole, beside the plans of its graphs; see `ProgramAnswer` for the fields."""
+
+    native_table: tuple[str, ...] = ()
+    dispatch: tuple[Bucket, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"native_table": list(self.native_table), "dispatch": [bucket.to_json() for bucket in self.dispatch]}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> ProgramChoice:
+        """The choice that `to_json` wrote, checked for structure only. Raises PlanError, KeyError, ValueError or TypeError."""
+        native, dispatch = data.get("native_table", []), data.get("dispatch", [])
+        if not isinstance(native, list) or not isinstance(dispatch, list):
+            raise TypeError("a program's choice is made of two lists")
+        return ProgramChoice(tuple(sorted(str(op) for op in native)), tuple(Bucket.from_json(bucket) for bucket in dispatch))
 
 
 @dataclass(frozen=True)
@@ -70,15 +123,19 @@ class ProgramAnswer:
     """Everything a program needs, pinned at one generation.
 
     known: whether the store has a record of the program's graphs under this target, toolchain and ambient. answers: by the
-    exact-match key of each of its graphs, in order. plans_generation: when a plan for this target, toolchain and ambient last
-    came, changed or went. wanted: the daemon that answers would tune the program, were it given the graphs.
+    exact-match key of each of its graphs, in order. graph_keys: the same graphs' own keys, where the answer says them.
+    native_table: op kinds that are left out of AOTAutograd's decomposition table for the whole of a training program.
+    dispatch: where it is not empty, the program is compiled for each bucket with that bucket's plans, instead of once with
+    `answers`. wanted: the daemon that answers would tune the program, were it given the graphs.
     """
 
     known: bool
     generation: int
     answers: Mapping[str, Answer] = field(default_factory=dict, hash=False)
-    plans_generation: int = 0
     wanted: bool = False
+    graph_keys: tuple[str, ...] = ()
+    native_table: tuple[str, ...] = ()
+    dispatch: tuple[Bucket, ...] = ()
 
     @property
     def settled(self) -> bool:
@@ -91,41 +148,61 @@ class ProgramAnswer:
         return tuple(sorted({kind for answer in self.answers.values() for kind in answer.plan.native_kinds}))
 
     @property
-    def cache_tag(self) -> str:
-        """What goes into the compile caches' key: the plans in use; empty where the default is used throughout.
-
-        An unknown program may meet any stored plan, so its tag says how new the newest is.
-        """
-        if not self.known:
-            return f"plans-of-{self.plans_generation}" if self.plans_generation else ""
-        return self.plans_digest
-
-    @property
     def plans_digest(self) -> str:
-        """Digest of the plans that are answered, see `digest_of_plans`."""
-        return digest_of_plans({key: (answer.plan, answer.groups) for key, answer in self.answers.items()})
+        """What goes into the compile caches' key of the program, see `digest_of_plans`; empty for an unknown one.
+
+        It names the plans of this program's graphs and nothing else: what is stored of other programs leaves its entries valid.
+        """
+        plans = {key: (answer.plan, answer.groups) for key, answer in self.answers.items()}
+        return digest_of_plans(plans, self.native_table, self.dispatch)
+
+    def of_bucket(self, bucket: Bucket) -> ProgramAnswer:
+        """The answers for sizes in one of the buckets of `dispatch`."""
+        plans = {key: (plan, groups) for key, plan, groups in bucket.plans}
+        limit = "any other size" if bucket.up_to is None else f"{bucket.symbol} up to {bucket.up_to}"
+        answers = {}
+        for key in {**self.answers, **plans}:
+            plan, groups = plans.get(key, (Plan(), None))
+            answers[key] = Answer(plan, "exact", self.generation, f"the program's choice for {limit}", groups)
+        return replace(self, answers=answers, dispatch=())
 
     def to_json(self) -> dict[str, Any]:
+        more = {"graph_keys": list(self.graph_keys), **ProgramChoice(self.native_table, self.dispatch).to_json()}
         return {
             "known": self.known,
             "generation": self.generation,
-            "plans_generation": self.plans_generation,
             "answers": {key: answer.to_json() for key, answer in self.answers.items()},
             "wanted": self.wanted,
+            **{name: value for name, value in more.items() if value},
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ProgramAnswer:
         """The program answer that `to_json` wrote. Raises PlanError, KeyError, ValueError or TypeError."""
-        answers = {str(key): Answer.from_json(value) for key, value in data["answers"].items()}
-        wanted = data.get("wanted") is True
-        return ProgramAnswer(bool(data["known"]), int(data["generation"]), answers, int(data["plans_generation"]), wanted)
+        choice = ProgramChoice.from_json(data)
+        return ProgramAnswer(
+            known=bool(data["known"]),
+            generation=int(data["generation"]),
+            answers={str(key): Answer.from_json(value) for key, value in data["answers"].items()},
+            wanted=data.get("wanted") is True,
+            graph_keys=tuple(str(key) for key in data.get("graph_keys", ())),
+            native_table=choice.native_table,
+            dispatch=choice.dispatch,
+        )
 
 
-def digest_of_plans(plans: Mapping[str, tuple[Plan, Groups | None]]) -> str:
-    """Which plans, with their realised groups, are in force for which graph, by exact-match key.
+def digest_of_plans(
+    plans: Mapping[str, tuple[Plan, Groups | None]], native_table: tuple[str, ...] = (), dispatch: tuple[Bucket, ...] = ()
+) -> str:
+    """Which plans, with their realised groups, are in force for which graph, by exact-match key; and the program's own choice.
 
     Empty where all are default. Groups are in canonical order, as the store gives them.
     """
-    chosen = {key: [plan.key, groups] for key, (plan, groups) in plans.items() if not plan.is_default}
+    chosen: dict[str, Any] = {key: [plan.key, groups] for key, (plan, groups) in plans.items() if not plan.is_default}
+    if native_table:
+        chosen["native_table"] = sorted(native_table)
+    if dispatch:
+        chosen["dispatch"] = [
+            [bucket.symbol, bucket.up_to, [[key, plan.key, groups] for key, plan, groups in bucket.plans]] for bucket in dispatch
+        ]
     return digest("plans", chosen) if chosen else ""

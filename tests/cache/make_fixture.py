@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from stored import GROUPS, KNOB, SPLIT, measurement, program, program_final, query, settled, winner
+from stored import GROUPS, KNOB, NATIVE, SPLIT, measurement, program, program_final, query, settled, winner
 
 from tuner.cache.sqlite import SqliteStore
 from tuner.lookup.connection import SCHEMA
@@ -33,6 +33,7 @@ def main() -> None:
             store.record_winner(winner(query("a"), SPLIT, evidence={"processes": 3}))
             store.record_winner(settled(query("b")))
             store.record_program_final(program_final(winner(query("a"), SPLIT), verdict="confirmed", evidence={"processes": 3}))
+            store.record_program_choice(program(), native_table=NATIVE.native, evidence={"processes": 3})
         connection = sqlite3.connect(path, isolation_level=None)
         # one file, without a write-ahead log beside it
         connection.execute("VACUUM INTO ?", (str(fixture),))

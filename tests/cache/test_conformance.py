@@ -25,6 +25,7 @@ from stored import (
     winner,
 )
 
+from tuner.answer import Bucket, ProgramChoice
 from tuner.cache.contract import Store
 from tuner.cache.sqlite import SqliteStore
 from tuner.errors import PlanError, StoreError
@@ -342,6 +343,41 @@ def test_a_final_of_a_program_that_cannot_be_kept_changes_nothing(store, wrong, 
         store.record_program_final(wrong)
     assert store.generation() == 0
     assert store.program_final(wrong.query.exact_key) is None
+
+
+BUCKETS = (Bucket("s0", 8, ((query("a").exact_key, KNOB, GROUPS),)), Bucket("s0", None))
+
+
+def test_a_choice_for_a_program_comes_back_as_it_was_with_its_generation_and_replaces_the_one_before(store):
+    assert store.program_choice(program().exact_key) is None
+    assert store.record_program_choice(program(), NATIVE.native, evidence={"processes": 3}, provenance={"host": "h"}) == 1
+    assert store.program_choice(program().exact_key) == (ProgramChoice(NATIVE.native), 1)
+    assert store.record_program_choice(program(), dispatch=BUCKETS) == 2
+    assert store.program_choice(program().exact_key) == (ProgramChoice(dispatch=BUCKETS), 2)
+    assert store.record_program_choice(program()) == 3
+    assert store.program_choice(program().exact_key) == (ProgramChoice(), 3)
+    assert store.program_choice(program(ambient={"threads": 2}).exact_key) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "choice", "error"),
+    [
+        (query(), {}, ValueError),
+        (program(), {"native_table": ["aten.made_up.default"]}, PlanError),
+        (program(), {"native_table": NATIVE.native * 2}, PlanError),
+        (program(), {"dispatch": [Bucket("s0", None, ((query("a").exact_key, EVIL, None),))]}, PlanError),
+        (program(), {"dispatch": [Bucket("s0", None, (("a", KNOB, None),))]}, ValueError),
+        (program(), {"dispatch": [Bucket("os", None)]}, ValueError),
+        (program(), {"dispatch": BUCKETS[::-1]}, ValueError),
+        (program(), {"dispatch": BUCKETS[:1]}, ValueError),
+        (program(), {"evidence": {"x": object()}}, StoreError),
+    ],
+)
+def test_a_choice_that_readers_would_refuse_is_refused_and_changes_nothing(store, asked, choice, error):
+    with pytest.raises(error):
+        store.record_program_choice(asked, **choice)
+    assert store.generation() == 0
+    assert store.program_choice(program().exact_key) is None
 
 
 def test_a_closed_store_says_so(store):

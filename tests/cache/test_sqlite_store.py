@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from stored import GROUPS, KNOB, NATIVE, SPLIT, failed, measurement, program, program_final, query, settled, winner
 
+from tuner.answer import ProgramChoice
 from tuner.cache.folder import make_folder
 from tuner.cache.lock import take_lock
 from tuner.cache.schema import migrate
@@ -25,7 +26,8 @@ from tuner.measurement import Policy
 
 FIXTURES = Path(__file__).parent / "fixtures"
 # how the fixtures' numbers were measured: the first version's policy had five fields
-POLICIES = {1: Policy("thread", 1), 2: Policy("thread", 1, warm_up="stable", sample_ms=2.0)}
+WARMED_UP = Policy("thread", 1, warm_up="stable", sample_ms=2.0)
+POLICIES = {1: Policy("thread", 1), 2: WARMED_UP, 3: WARMED_UP}
 TESTS = str(Path(__file__).parents[1])
 
 
@@ -301,7 +303,7 @@ def test_a_store_of_every_released_schema_opens_and_reads(path, file):
     policy = POLICIES[schema]
     for read_only in (True, False):
         with SqliteStore(path, read_only=read_only) as store:
-            assert store.counts() == {"graphs": 1, "programs": 1, "measurements": 2, "winners": 2, "generation": 2}
+            assert store.counts() == {"graphs": 1, "programs": 1, "measurements": 2, "winners": 2, "generation": 2 + (schema > 2)}
             assert store.graph(query("a").workload_key) == {"nodes": []}
             split = replace(measurement(query("a"), SPLIT, realised=GROUPS, provenance={"host": "h"}), policy=policy)
             timeout = replace(failed("timeout", KNOB), policy=policy)
@@ -313,17 +315,22 @@ def test_a_store_of_every_released_schema_opens_and_reads(path, file):
             assert store.quarantine() == [timeout]
             final = program_final(winner(query("a"), SPLIT), verdict="confirmed", evidence={"processes": 3})
             assert store.program_final(program().exact_key) == (None if schema == 1 else (replace(final, policy=policy), 2))
+            chosen = ProgramChoice(native_table=NATIVE.native)
+            assert store.program_choice(program().exact_key) == (None if schema < 3 else (chosen, 3))
             (place,) = store.programs_of(query("b").workload_key)
             assert (place.spec, place.position, place.exact_key) == ("made:up", 1, program().exact_key)
 
 
-def test_an_old_store_is_brought_to_this_schema_once_it_is_opened_for_writing(path):
-    shutil.copy(FIXTURES / "schema-1.db", path)
+@pytest.mark.parametrize("schema", range(1, SCHEMA))
+def test_an_old_store_is_brought_to_this_schema_once_it_is_opened_for_writing(path, schema):
+    shutil.copy(FIXTURES / f"schema-{schema}.db", path)
     with SqliteStore(path, read_only=True) as before:
         with SqliteStore(path) as store:
             assert store.record_program_final(program_final(winner(query("a"), SPLIT))) == 3
+            assert store.record_program_choice(program(), NATIVE.native) == 4
         # one that was open all the while sees it
         assert before.program_final(program().exact_key) == (program_final(winner(query("a"), SPLIT)), 3)
+        assert before.program_choice(program().exact_key) == (ProgramChoice(NATIVE.native), 4)
     connection = sqlite3.connect(path)
     new = sqlite3.connect(":memory:")
     assert schema_of(connection) == SCHEMA

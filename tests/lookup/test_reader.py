@@ -26,6 +26,7 @@ from stored import (
     winner,
 )
 
+from tuner.answer import ProgramAnswer
 from tuner.cache.sqlite import SqliteStore
 from tuner.errors import StoreError
 from tuner.lookup.connection import SCHEMA
@@ -202,18 +203,13 @@ def test_a_reason_is_one_line_however_long_a_crash_was_told(reader, path):
     assert reader.program(program()).known is False
 
 
-def test_an_unknown_programs_tag_changes_with_the_quarantine_of_a_winner_and_not_with_other_verdicts(reader, path):
+def test_an_unknown_program_has_nothing_in_the_compile_caches_key_whatever_is_stored_of_others(reader, path):
     with SqliteStore(path) as store:
         store.record_winner(winner())
-        tags = [reader.program(program()).cache_tag]
-        store.add_measurement(failed("wrong", KNOB))
-        assert reader.program(program()).cache_tag == tags[0]
-        for verdict in (failed("wrong"), measurement(), failed("crash")):
-            store.add_measurement(verdict)
-            tags.append(reader.program(program()).cache_tag)
-    assert len(set(tags)) == 4
-    # where no plan is known, there is none to take out of the compile caches
-    assert reader.program(program(ambient={"threads": 2})).cache_tag == ""
+        store.add_program(program("other"), [query()], "m:f")
+        store.add_measurement(failed("wrong"))
+    assert reader.program(program()) == ProgramAnswer(False, 2)
+    assert reader.program(program()).plans_digest == ""
 
 
 def test_the_answers_of_a_vetoed_program_are_the_default_and_so_is_its_tag(reader, path):
@@ -225,11 +221,11 @@ def test_the_answers_of_a_vetoed_program_are_the_default_and_so_is_its_tag(reade
             store.record_winner(one)
         store.record_program_final(program_final(*won, verdict="confirmed"))
         served = reader.program(program())
-        assert served.plans_digest == program_final(*won).plans == served.cache_tag != ""
+        assert served.plans_digest == program_final(*won).plans != ""
         store.record_program_final(program_final(*won))
     vetoed = StoreReader(path)
     found = vetoed.program(program())
-    assert (found.known, found.cache_tag, found.native, found.generation) == (True, "", (), 3)
+    assert (found.known, found.plans_digest, found.native, found.generation) == (True, "", (), 3)
     first, second, third = found.answers.values()
     assert first == second
     assert (first.plan, first.tier, first.groups, first.generation) == (Plan(), "exact", None, 3)
@@ -238,7 +234,7 @@ def test_the_answers_of_a_vetoed_program_are_the_default_and_so_is_its_tag(reade
     assert vetoed.outcomes == {"program_hit": 1, "vetoed": 2, "unsettled": 1}
     # a veto is about one program: the graphs, and other programs that have them, are served
     assert vetoed.answer(query("a")).plan == KNOB
-    assert vetoed.program(program("other")).cache_tag == vetoed.program(program("other")).plans_digest != ""
+    assert vetoed.program(program("other")).plans_digest == program_final(*won).plans
 
 
 def test_a_veto_is_about_the_plans_it_was_measured_with(reader, path):
@@ -246,12 +242,12 @@ def test_a_veto_is_about_the_plans_it_was_measured_with(reader, path):
         store.add_program(program(), [query("a")], "m:f")
         store.record_winner(winner(plan=KNOB))
         store.record_program_final(program_final(winner(plan=KNOB)))
-        assert reader.program(program()).cache_tag == ""
+        assert reader.program(program()).plans_digest == ""
         store.record_winner(winner(plan=NATIVE))
         store.record_program_final(program_final(winner(plan=NATIVE), verdict="confirmed"))
         assert reader.program(program()).native == ("aten.gelu.default",)
         store.record_winner(winner(plan=KNOB))
-        assert reader.program(program()).cache_tag == ""
+        assert reader.program(program()).plans_digest == ""
         store.record_program_final(program_final(winner(plan=KNOB), verdict="confirmed"))
         assert [answer.plan for answer in reader.program(program()).answers.values()] == [KNOB]
 
@@ -275,7 +271,8 @@ def test_a_store_of_every_released_schema_is_served_as_it_is(reader, path, file)
     assert reader.answer(query("a")).plan == SPLIT
     assert "settled" in reader.answer(query("b")).reason
     assert reader.program(program()).known
-    assert reader.program(program("unknown")).cache_tag.startswith("plans-of-")
+    assert reader.program(program()).native_table == (() if "schema-3" not in file.name else NATIVE.native)
+    assert not reader.program(program("unknown")).known
     assert reader.stats()["measurements"]["timeout"] == 1
     assert path.read_bytes() == before
 

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from tuner.answer import Answer, ProgramAnswer
+from tuner.answer import Answer, ProgramAnswer, ProgramChoice
 from tuner.errors import PlanError, StoreError
 from tuner.lookup.reader import StoreReader
 from tuner.lookup.unix_http import request, socket_trouble
-from tuner.lookup.validate import validated
+from tuner.lookup.validate import validated, validated_choice
 from tuner.plan import Plan
 from tuner.settings import PROTOCOL, Settings
 from tuner.target import Query
@@ -146,7 +146,7 @@ class Client:
             reader = StoreReader(self.settings.store, timeout_s=max(timeout_s, 0.001))
             answer = from_store(reader)
             self.source = "store"
-            if reader.outcomes["invalid_plan"]:
+            if reader.outcomes["invalid_plan"] or reader.outcomes["invalid_choice"]:
                 self._trouble("invalid_plan", f"store {self.settings.store} holds a plan that does not validate")
             return answer
         except StoreError as error:
@@ -176,6 +176,7 @@ class Client:
 def _validated_program(answer: ProgramAnswer) -> ProgramAnswer:
     for graph in answer.answers.values():
         validated(graph)
+    validated_choice(ProgramChoice(answer.native_table, answer.dispatch))
     return answer
 
 

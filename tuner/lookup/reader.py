@@ -12,16 +12,17 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuner.answer import Answer, ProgramAnswer, digest_of_plans
+from tuner.answer import Answer, ProgramAnswer, ProgramChoice, digest_of_plans
 from tuner.errors import PlanError, StoreError
 from tuner.lookup.connection import open_read_only, schema_of
 from tuner.lookup.miss import NO_STORE, UNKNOWN_GRAPH, Miss, explain
 from tuner.lookup.quarantine import why_withheld
 from tuner.lookup.stats import stats
-from tuner.lookup.validate import groups_of, validated
+from tuner.lookup.validate import groups_of, validated, validated_choice
 from tuner.measurement import what_was_wrong
 from tuner.plan import Plan
 from tuner.search_spaces.validate import validate_plan
@@ -41,8 +42,8 @@ class StoreReader:
     """Look-ups in the store at `path`; where there is none, everything is a miss at generation 0.
 
     timeout_s: how long a look-up may take. outcomes: counts of "hit", "program_hit", "program_miss", of the reasons for which a
-    stored winner is not served ("invalid_plan", "quarantined", "vetoed"), and the outcomes of `tuner.lookup.miss`. All methods
-    raise StoreError on a file that cannot be read, is no store or has a newer schema.
+    stored winner is not served ("invalid_plan", "invalid_choice", "quarantined", "vetoed"), and the outcomes of
+    `tuner.lookup.miss`. All methods raise StoreError on a file that cannot be read, is no store or has a newer schema.
     """
 
     def __init__(self, path: Path, timeout_s: float = 5.0):
@@ -63,29 +64,30 @@ class StoreReader:
         return answer
 
     def program(self, query: Query) -> ProgramAnswer:
-        """What is known of a program: one answer for each of its graphs, by exact-match key, in order.
+        """What is known of a program: one answer for each of its graphs, by exact-match key, in order, and its own choice.
 
-        Where the whole callable lost under exactly the plans that are in force, each of them gives way to the default.
+        Where the whole callable lost under exactly what is in force, each plan gives way to the default, and so does the choice.
         """
         with self._transaction() as connection:
             generation = _generation(connection) if connection else 0
-            found = _answers_of(connection, query.exact_key, generation) if connection else {}
-            if connection is None or not found:
+            found = _program(connection, query.exact_key, generation) if connection else NOTHING
+            if connection is None or not found.graphs:
                 self.outcomes["program_miss"] += 1
-                return ProgramAnswer(
-                    False, generation, plans_generation=_plans_generation(connection, query) if connection else 0
-                )
-            reason = _veto(connection, query.exact_key, _plans_digest(found))
-            if reason is not None:
-                vetoed = "vetoed", Answer(Plan(), "exact", generation, reason)
-                found = {key: pair if pair[1].plan.is_default else vetoed for key, pair in found.items()}
-            self.outcomes.update(["program_hit", *(outcome for outcome, _ in found.values())])
-            return ProgramAnswer(True, generation, {key: one for key, (_, one) in found.items()})
+                return ProgramAnswer(False, generation)
+            reason = _veto(connection, query.exact_key, found.digest)
+        graphs, choice = found.graphs, found.choice
+        if reason is not None:
+            vetoed = "vetoed", Answer(Plan(), "exact", generation, reason)
+            graphs = {key: pair if pair[1].plan.is_default else vetoed for key, pair in graphs.items()}
+            choice = ProgramChoice()
+        self.outcomes.update(["program_hit", *(outcome for outcome, _ in graphs.values()), *found.outcomes])
+        answers = {key: one for key, (_, one) in graphs.items()}
+        return ProgramAnswer(True, generation, answers, False, found.graph_keys, choice.native_table, choice.dispatch)
 
     def plans_in_force(self, exact_key: str) -> str:
-        """Digest of the plans that a program would be served were there no vetoes; "" for the default throughout."""
+        """Digest of what a program would be served were there no vetoes; "" for the default throughout."""
         with self._transaction() as connection:
-            return _plans_digest(_answers_of(connection, exact_key, 0)) if connection else ""
+            return _program(connection, exact_key, 0).digest if connection else ""
 
     def generation(self) -> int:
         with self._transaction() as connection:
@@ -125,16 +127,16 @@ class StoreReader:
 def _winner(connection: sqlite3.Connection, exact_key: str, generation: int) -> Found | None:
     sql = (
         "SELECT generation, kind, plan, realised, speedup, speedup_low, speedup_high, effort, space_version, "
-        "graph_key, target_key, toolchain_key FROM winners WHERE exact_key = ? ORDER BY generation DESC LIMIT 1"
+        "graph_key, target_key, toolchain_key, policy_key FROM winners WHERE exact_key = ? ORDER BY generation DESC LIMIT 1"
     )
     row = connection.execute(sql, (exact_key,)).fetchone()
     if row is None:
         return None
     try:
-        answer = _answer(row[:9], generation)
+        answer = _answer(row[:9], generation, _sizes(_fields(connection, row[12])))
     except (PlanError, ValueError, TypeError, RecursionError) as error:
         return _miss(Miss("invalid_plan", f"the stored winner does not validate: {error}"), generation)
-    graph_key, target_key, toolchain_key = row[9:]
+    graph_key, target_key, toolchain_key = row[9:12]
     if answer.plan.is_default:
         return "hit", answer
     verdict = why_withheld(connection, graph_key, target_key, toolchain_key, answer.plan.key)
@@ -147,15 +149,53 @@ def _miss(miss: Miss, generation: int) -> Found:
     return miss.outcome, Answer(Plan(), "default", generation, miss.reason)
 
 
-def _answers_of(connection: sqlite3.Connection, exact_key: str, generation: int) -> dict[str, Found]:
-    """What is known of each graph of a program, vetoes apart, by exact-match key, in order; nothing of an unknown program."""
-    sql = "SELECT graph_exact_key FROM programs WHERE exact_key = ? ORDER BY position"
-    keys = [key for (key,) in connection.execute(sql, (exact_key,))]
-    return {key: _winner(connection, key, generation) or _miss(UNSETTLED, generation) for key in keys}
+@dataclass(frozen=True)
+class _Program:
+    """What is known of a program, vetoes apart: its graphs by exact-match key, in order, and its own choice."""
+
+    graphs: Mapping[str, Found] = field(default_factory=dict)
+    graph_keys: tuple[str, ...] = ()
+    choice: ProgramChoice = field(default_factory=ProgramChoice)
+    outcomes: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        plans = {key: (answer.plan, answer.groups) for key, (_, answer) in self.graphs.items()}
+        return digest_of_plans(plans, self.choice.native_table, self.choice.dispatch)
 
 
-def _plans_digest(found: Mapping[str, Found]) -> str:
-    return digest_of_plans({key: (answer.plan, answer.groups) for key, (_, answer) in found.items()})
+NOTHING = _Program()
+
+
+def _program(connection: sqlite3.Connection, exact_key: str, generation: int) -> _Program:
+    sql = "SELECT graph_exact_key, graph_key, target_key, toolchain_key FROM programs WHERE exact_key = ? ORDER BY position"
+    rows = connection.execute(sql, (exact_key,)).fetchall()
+    graphs = {key: _winner(connection, key, generation) or _miss(UNSETTLED, generation) for key, *_ in rows}
+    outcome, choice = _choice(connection, exact_key, rows) if rows else ("", ProgramChoice())
+    return _Program(graphs, tuple(row[1] for row in rows), choice, (outcome,) if outcome else ())
+
+
+def _choice(connection: sqlite3.Connection, exact_key: str, graphs: list[tuple[str, str, str, str]]) -> tuple[str, ProgramChoice]:
+    """The program's choice, and why there is none that may be served: "invalid_choice" or "quarantined"."""
+    if schema_of(connection) < 3:
+        return "", ProgramChoice()
+    sql = "SELECT native_table, dispatch FROM program_choices WHERE exact_key = ? ORDER BY generation DESC LIMIT 1"
+    row = connection.execute(sql, (exact_key,)).fetchone()
+    if row is None:
+        return "", ProgramChoice()
+    try:
+        choice = ProgramChoice.from_json({"native_table": json.loads(row[0]), "dispatch": json.loads(row[1])})
+        validated_choice(choice)
+    except (PlanError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return "invalid_choice", ProgramChoice()
+    known = {row[0]: row for row in graphs}
+    for key, plan, _ in (one for bucket in choice.dispatch for one in bucket.plans):
+        if key not in known:
+            return "invalid_choice", ProgramChoice()
+        _, graph_key, target_key, toolchain_key = known[key]
+        if why_withheld(connection, graph_key, target_key, toolchain_key, plan.key) is not None:
+            return "quarantined", ProgramChoice()
+    return "", choice
 
 
 def _vetoed(connection: sqlite3.Connection) -> list[str]:
@@ -163,7 +203,7 @@ def _vetoed(connection: sqlite3.Connection) -> list[str]:
     if schema_of(connection) < 2:
         return []
     keys = [key for (key,) in connection.execute("SELECT DISTINCT exact_key FROM program_finals WHERE verdict = 'vetoed'")]
-    return [key for key in keys if _veto(connection, key, _plans_digest(_answers_of(connection, key, 0)))]
+    return [key for key in keys if _veto(connection, key, _program(connection, key, 0).digest)]
 
 
 def _veto(connection: sqlite3.Connection, exact_key: str, plans: str) -> str | None:
@@ -181,7 +221,7 @@ def _veto(connection: sqlite3.Connection, exact_key: str, plans: str) -> str | N
     return f"vetoed for this program: {why}"
 
 
-def _answer(row: tuple[Any, ...], generation: int) -> Answer:
+def _answer(row: tuple[Any, ...], generation: int, sizes: tuple[tuple[int, ...], ...]) -> Answer:
     recorded, kind, plan, realised, speedup, low, high, effort, space_version = row
     if kind == "default":
         if Plan.from_json(json.loads(plan)) != Plan():
@@ -200,8 +240,14 @@ def _answer(row: tuple[Any, ...], generation: int) -> Answer:
             speedup=speedup,
             speedup_low=low,
             speedup_high=high,
+            sizes=sizes,
         )
     )
+
+
+def _sizes(policy: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """The sizes at which a winner was measured, of the fields of its policy. Raises ValueError or TypeError."""
+    return tuple(tuple(int(size) for size in point) for point in policy.get("sizes", ()))
 
 
 def _explain(connection: sqlite3.Connection, query: Query) -> Miss:
@@ -227,22 +273,6 @@ def _object(text: str) -> dict[str, Any]:
         value = json.loads(text)
         return value if isinstance(value, dict) else {}
     return {}
-
-
-def _plans_generation(connection: sqlite3.Connection, query: Query) -> int:
-    """The latest generation in which a plan for the query's target, toolchain and ambient came, changed or went.
-
-    When one last went into quarantine or out of it is kept for the whole store only: that is rare.
-    """
-    sql = (
-        "SELECT coalesce(max(generation), 0) FROM winners WHERE target_key = ? AND toolchain_key = ? AND ambient_key = ? "
-        "AND exact_key IN (SELECT exact_key FROM winners WHERE kind = 'plan')"
-    )
-    generation = _number(connection, sql, query.target_key, query.toolchain_key, query.ambient_key)
-    if not generation:
-        return 0
-    sql = "SELECT coalesce(max(value), 0) FROM meta WHERE name = 'quarantine_generation'"  # not there in schema 1
-    return max(generation, _number(connection, sql))
 
 
 def _generation(connection: sqlite3.Connection) -> int:

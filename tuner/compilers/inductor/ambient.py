@@ -134,16 +134,23 @@ def as_keyed(keyed: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def changed_settings() -> dict[str, Any]:
-    """Inductor settings that differ from their defaults and matter to a CPU, as JSON values."""
-    changed: dict[str, Any] = {}
+def settings_in_force() -> dict[str, Any]:
+    """Inductor settings of this thread that differ from their defaults and matter to a CPU, as they are."""
     others = OTHER_SETTINGS if inductor_config.cpu_backend == "triton" else (*OTHER_SETTINGS, *GPU_SETTINGS)
+    settings: dict[str, Any] = {}
     for name, entry in inductor_config._config.items():
         if entry.alias is not None or name.startswith("_cache") or (name.startswith(others) and name not in NOT_ONLY_GPU):
             continue
         value = getattr(inductor_config, name)
-        if value == entry.default:
-            continue
+        if value != entry.default:
+            settings[name] = value
+    return settings
+
+
+def changed_settings() -> dict[str, Any]:
+    """Inductor settings that differ from their defaults and matter to a CPU, as JSON values."""
+    changed: dict[str, Any] = {}
+    for name, value in settings_in_force().items():
         if name == "inductor_choices_class":
             continue  # one class or another, its handler is named
         changed[name] = _as_json(name, value)

@@ -15,7 +15,7 @@ from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
 from tuner.compilers.inductor.doors import Run
 from tuner.compilers.inductor.hooks import compiler_config, missing_hooks
 from tuner.compilers.inductor.pinned import NotPinned, Pinned
-from tuner.compilers.inductor.program import copied, is_training, program_key
+from tuner.compilers.inductor.program import copied, is_training, program_key, program_ranges
 from tuner.compilers.inductor.report import reporting
 from tuner.errors import UnsupportedGraph, find_cause
 from tuner.lookup.client import Client
@@ -79,11 +79,10 @@ def _pin(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[...,
         raise UnsupportedGraph("missing_hooks", f"this torch lacks {', '.join(missing)}")
     if not isinstance(gm, fx.GraphModule):
         raise UnsupportedGraph("no_graph", f"the program is a {type(gm).__name__}")
-    if is_training(example_inputs):
-        raise UnsupportedGraph("training", "training graphs are not supported yet")
     if any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs):
         raise UnsupportedGraph("device", "only the CPU is supported yet")
     key = program_key(gm, example_inputs)
     where = (cpu_target().fields(), cpu_toolchain(), ambient())
     answer = door.program(Query("program", key, *where))
-    return Pinned(key, answer, where, door, door.source, compiler_config.cache_key_tag, inner)
+    user_tag, training, ranges = compiler_config.cache_key_tag, is_training(example_inputs), program_ranges(gm, example_inputs)
+    return Pinned(key, answer, where, door, door.source, user_tag, inner, training=training, ranges=ranges)

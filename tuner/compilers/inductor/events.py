@@ -14,10 +14,13 @@ from tuner.plan import Groups
 
 @dataclass(frozen=True)
 class Served:
-    """One compiled graph. realised: groups read back; None where a compile cache answered, or nothing of ours was applied.
+    """One graph of a program that passed. realised: groups read back; None where Inductor's own cache answered, or nothing of
+    ours was applied.
 
     outcome: "served" (a plan was applied), "default" (the default was the answer) or "fallback" (a plan could not be applied;
-    `reason` says why, and the default was compiled).
+    `reason` says why, and the default was compiled); "served from cache" and "default from cache" where AOTAutograd's cache
+    answered for the whole program: what it holds was compiled under the same plan, in this process or another. Then `phase` is
+    empty, and the keys are empty too where nobody knows which graphs the program gives.
     """
 
     program_key: str
@@ -28,6 +31,7 @@ class Served:
     outcome: str
     reason: str
     source: str
+    phase: str = ""
     realised: Groups | None = None
     expected: Groups | None = None
 
@@ -59,10 +63,7 @@ def swallowed(what: str, error: Exception) -> None:
 
 
 def report() -> dict[str, Any]:
-    """`served`: a list of `Served`, one for each graph that this process compiled through the back end; `counts`: by outcome.
-
-    A program that a compile cache answered whole appears in `counts` only, as "program".
-    """
+    """`served`: a list of `Served`, one for each graph that this process compiled or took from a cache; `counts`: by outcome."""
     with _lock:
         return {"served": list(_served), "counts": dict(_counts)}
 

@@ -21,7 +21,9 @@ from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import get_layout_constraint_tag, lowerings, make_fallback, tag_to_layout_constraint
+from torch._inductor.runtime.runtime_utils import cache_dir
 from torch._inductor.virtualized import V
+from torch._logging import trace_structured
 
 from tuner.compilers.inductor import doors
 
@@ -35,6 +37,7 @@ __all__ = [
     "GraphLowering",
     "InductorChoices",
     "V",
+    "cache_dir",
     "compile_fx",
     "compile_fx_inner",
     "compiler_config",
@@ -49,6 +52,7 @@ __all__ = [
     "own_choices_handler",
     "select_decomp_table",
     "tag_to_layout_constraint",
+    "trace_structured",
 ]
 
 

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from torch import fx
 
 from tuner.answer import Answer, ProgramAnswer
-from tuner.compilers.inductor import events
+from tuner.compilers.inductor import events, memo
+from tuner.compilers.inductor.ambient import settings_in_force
 from tuner.compilers.inductor.apply import APPLY_VERSION, Realised, applied
 from tuner.compilers.inductor.capture import form_of
-from tuner.compilers.inductor.decompose import TableWithout, late_decompose, native_table
+from tuner.compilers.inductor.decompose import TableWithout, late_decompose, register_native
 from tuner.compilers.inductor.doors import Run
-from tuner.compilers.inductor.hooks import compiler_config, inductor_config
+from tuner.compilers.inductor.hooks import compiler_config, functorch_config, inductor_config
 from tuner.compilers.inductor.program import copied
+from tuner.compilers.inductor.trace import trace
 from tuner.errors import PlanNotRealised, PlanRefused, UnsupportedGraph, find_cause
 from tuner.lookup.client import Client
 from tuner.plan import Plan
+from tuner.search_spaces.native import NATIVE_OPS
 from tuner.target import Query
 from tuner.workload.graph import Graph
+from tuner.workload.symbols import Ranges
+
+# Where the graphs of a program are known from, before it is compiled.
+RECORD, MEMO, NOWHERE = "record", "memo", "nowhere"
+NO_STORE = Answer(Plan(), "default", 0, "no store, or an empty one")
 
 
 class NotPinned(Exception):
@@ -31,9 +40,15 @@ class NotPinned(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of one graph. lasting: whether the next process would be told the same; else it must not be cached."""
+    """What is known of one graph.
+
+    lasting: whether AOTAutograd's cache may keep the program for what this graph is compiled to. It may not where the next
+    process could be told otherwise under the same key: where a plan is in use that the program's tag does not name, or where
+    nobody could be asked.
+    """
 
     key: str
+    phase: str
     answer: Answer | None
     reason: str
     lasting: bool = True
@@ -42,9 +57,10 @@ class Found:
 class Pinned:
     """The answers for one program at one generation, and how its graphs are compiled with them.
 
-    The store may change before the graphs are compiled: these answers hold all the same. user_tag: the user's own addition to the
-    compile caches' key. inner: the inner step of whoever compiles, Inductor's own or one around it. graphs: what was compiled,
-    where a daemon wants it; nothing where a compile cache answered.
+    The store may change before the graphs are compiled, and a backward may be compiled much later and in another thread: these
+    answers hold all the same. user_tag: the user's own addition to the compile caches' key. inner: the inner step of whoever
+    called Inductor. training: whether AOTAutograd makes a forward and a backward graph. ranges: those of the program's symbols
+    before anything was compiled. graphs: what was compiled, where a daemon wants it; nothing where a compile cache answered.
     """
 
     def __init__(
@@ -56,21 +72,45 @@ class Pinned:
         source: str,
         user_tag: str,
         inner: Callable[..., Any],
+        *,
+        training: bool = False,
+        ranges: Ranges | None = None,
     ):
-        self.key, self.answer, self.where = key, answer, where
-        self.door, self.source, self.user_tag, self.inner = door, source, user_tag, inner
+        self.key, self.where, self.door, self.source, self.user_tag = key, where, door, source, user_tag
+        self.inner, self.training, self.ranges = inner, training, ranges
         self.read_back = door.settings.read_back
+        self.settings = settings_in_force()
         self.graphs: list[Graph] = []
+        self.graph_compiled: Callable[[], None] = lambda: None
+        self._compiled: list[str] = []
+        self._returned = False
+        self._lock = threading.Lock()
+        self.answer, self.known_from = self._with_memo(answer)
 
     @property
     def query(self) -> Query:
         """The query of the program."""
         return Query("program", self.key, *self.where)
 
+    def _with_memo(self, answer: ProgramAnswer) -> tuple[ProgramAnswer, str]:
+        """Of a program without a record, the answers for the graphs that it gave before, if they are of one generation."""
+        if answer.known:
+            return answer, RECORD
+        keys = memo.remembered(self.query.exact_key)
+        queries = [Query("graph", key, *self.where) for key in keys]
+        ask = self.door.lookup if answer.generation else lambda _: NO_STORE
+        answers = {query.exact_key: ask(query) for query in queries}
+        if not answers or any(one.generation != answer.generation for one in answers.values()):
+            return answer, NOWHERE
+        return replace(answer, answers=answers, graph_keys=keys), MEMO
+
     @cached_property
     def tag(self) -> str:
-        """Addition to the compile caches' key: the user's, and the plans in use with the version of how they are applied."""
-        ours = [self.answer.cache_tag] if self.answer.cache_tag else []
+        """Addition to the compile caches' key: the user's, and the plans in use with the version of how they are applied.
+
+        A program whose graphs have no plan, or are not known, has the user's own key: what Inductor alone has compiled is valid.
+        """
+        ours = [self.answer.plans_digest] if self.answer.plans_digest else []
         ours += ["read-back"] if self.read_back else []
         return "-".join([*filter(None, [self.user_tag]), f"tuner-{APPLY_VERSION}", *ours]) if ours else self.user_tag
 
@@ -79,94 +119,177 @@ class Pinned:
         """Whether compiling could fail on our account."""
         return self.tag != self.user_tag
 
+    @property
+    def _late(self) -> bool:
+        """Whether graphs come undecomposed, for the inner step to decompose what their plans do not keep."""
+        return bool(self.answer.native) and not self.training
+
+    @property
+    def _table(self) -> TableWithout | None:
+        """What gives AOTAutograd its decompositions; None for what the caller wants.
+
+        Where an inference graph's plan keeps ops native, AOTAutograd leaves all ops undecomposed that may stay native, and the
+        inner step decomposes those that this plan does not keep: what is compiled is what was measured, and has the key it should
+        have. The graphs of a training program cannot be decomposed late, for the partitioner sees the ops: there the choice is
+        the program's.
+        """
+        if self._late:
+            return TableWithout(tuple(sorted(NATIVE_OPS)))
+        return TableWithout(self.answer.native_table) if self.training and self.answer.native_table else None
+
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], run: Run) -> Any:
-        # Where a plan keeps ops native, AOTAutograd leaves all ops undecomposed that may stay native, and the inner step
-        # decomposes those that this plan does not keep: what is compiled is what was measured, and has the key it should have.
+        """Goes on to Inductor under the program's tag. Where its caches answer, no graph is compiled: that is recorded here."""
+        if self.training:
+            register_native(self.answer.native_table)
         with compiler_config.patch(cache_key_tag=self.tag):
-            return run(gm, example_inputs, self._inner_compile, native_table if self.answer.native else None)
+            compiled = run(gm, example_inputs, self._inner_compile, self._table)
+        if not self._compiled:
+            self._record_cached()
+        self._returned = True
+        trace("tuner_program", self.described())
+        return compiled
+
+    def described(self) -> dict[str, Any]:
+        """The program and its answers, for the structured trace."""
+        graphs = [
+            {"exact_key": key, "tier": answer.tier, "plan": answer.plan.describe(), "reason": answer.reason}
+            for key, answer in self.answer.answers.items()
+        ]
+        return {
+            "program_key": self.key,
+            "exact_key": self.query.exact_key,
+            "graphs_known_from": self.known_from,
+            "generation": self.answer.generation,
+            "source": self.source,
+            "cache_key_tag": self.tag,
+            "answered_by_compile_caches": self.cached,
+            "native_table": list(self.answer.native_table),
+            "graphs": graphs,
+        }
+
+    @property
+    def cached(self) -> bool:
+        """Whether the compile caches answered for the whole program."""
+        return self._returned and not self._compiled
 
     def _inner_compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        found = self._find(gm, kwargs)
-        if self.answer.native and (found.answer is None or not found.lasting):
+        found = self._find(gm, example_inputs, kwargs)
+        with self._lock:
+            self._compiled.append(found.key)
+            memo.remember(self.query.exact_key, [key for key in self._compiled if key])
+        if self._late and (found.answer is None or not found.lasting):
             raise NotPinned(found.reason)
+        # Not the tag of this thread: a backward may be compiled outside of the program's, or where another is in force. Plans are
+        # in the key of Inductor's own cache by the uuid of their passes.
+        with compiler_config.patch(cache_key_tag=self.user_tag):
+            compiled = self._compile_found(gm, example_inputs, kwargs, found)
+        self.graph_compiled()
+        return compiled
+
+    def _compile_found(self, gm: fx.GraphModule, example_inputs: Sequence[Any], kwargs: dict[str, Any], found: Found) -> Any:
         plan = found.answer.plan if found.answer is not None else Plan()
         if plan.is_default and not self.read_back:
-            compiled = self._default(gm, example_inputs, kwargs, cached=found.lasting)
+            compiled = self._keeping(gm, example_inputs, (), kwargs)
             self._record(found, "default", found.reason)
-            return compiled
+            return compiled if found.lasting else _unsaved(compiled)
         realised, expected = Realised({}), found.answer.groups if found.answer is not None and not plan.is_default else None
         try:
             attempt = copied(gm)
-            with compiler_config.patch(cache_key_tag=self.tag), applied(plan, realised, expected):
+            with self._settings(), applied(plan, realised, expected):
                 compiled = self._keeping(attempt, example_inputs, plan.native, kwargs)
         except Exception as error:
-            if find_cause(error, PlanNotRealised):
-                reason = "not realised"
-            else:
-                refused = find_cause(error, PlanRefused)
-                reason = str(refused) if refused else f"{type(error).__name__} under the plan"
+            refused = find_cause(error, PlanRefused)
+            reason = "not realised" if find_cause(error, PlanNotRealised) else f"{type(error).__name__} under the plan"
+            reason = str(refused) if refused else reason
             events.swallowed(reason, error)
-            compiled = self._default(gm, example_inputs, kwargs, cached=False)
+            compiled = self._keeping(gm, example_inputs, (), kwargs)
             self._record(found, "fallback", reason)
-            return compiled
+            return _unsaved(compiled)
         self._record(found, "default" if plan.is_default else "served", found.reason, realised)
-        return compiled
+        return compiled if found.lasting else _unsaved(compiled)
 
-    def _default(self, gm: fx.GraphModule, example_inputs: Sequence[Any], kwargs: dict[str, Any], cached: bool) -> Any:
-        """The graph by default, under the user's own key, as if we were not there.
-
-        Not `cached`: in no cache, so that the next process asks again. (AOTAutograd saves no entry for an inner one unsaved.)
-        """
-        quiet = contextlib.nullcontext() if cached else inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False)
-        with compiler_config.patch(cache_key_tag=self.user_tag), quiet:
-            return self._keeping(gm, example_inputs, (), kwargs)
+    def _settings(self) -> contextlib.AbstractContextManager[Any]:
+        """The settings of the program step: torch keeps them by thread, and the plan was looked up under them."""
+        here = settings_in_force()
+        missing = {name: value for name, value in self.settings.items() if name not in here or here[name] != value}
+        return inductor_config.patch(missing) if missing else contextlib.nullcontext()
 
     def _keeping(self, gm: fx.GraphModule, example_inputs: Sequence[Any], native: Sequence[str], kwargs: dict[str, Any]) -> Any:
         """Inductor's inner step with only `native` left undecomposed."""
-        if self.answer.native:
+        if self._late:
             gm = late_decompose(gm, native)
             kwargs = {**kwargs, "get_decomp_fn": TableWithout(tuple(native))}
         return self.inner(gm, example_inputs, **kwargs)
 
-    def _find(self, gm: fx.GraphModule, kwargs: dict[str, Any]) -> Found:
+    def _find(self, gm: fx.GraphModule, example_inputs: Sequence[Any], kwargs: dict[str, Any]) -> Found:
         """The graph's key, taken as the default would decompose it, and the answer."""
+        phase = ""
         try:
-            graph = form_of(late_decompose(gm, ()) if self.answer.native else gm, kwargs)
-            key = graph.key
+            graph = form_of(late_decompose(gm, ()) if self._late else gm, kwargs, example_inputs, self.ranges)
+            key, phase = graph.key, graph.phase
             query = Query("graph", key, *self.where)
-            if self.answer.wanted and not self.answer.native:
+            if self.answer.wanted and not self._late:
                 self.graphs.append(graph)
         except UnsupportedGraph as error:
-            return Found("", None, error.reason)
+            return Found("", phase, None, error.reason)
         except Exception as error:
             events.swallowed("graph key error", error)
-            return Found("", None, "graph key error", lasting=False)
+            return Found("", phase, None, "graph key error", lasting=False)
+        answer = self.answer.answers.get(query.exact_key)
+        if answer is not None:
+            if answer.plan.native and not self._late:
+                return Found(key, phase, None, "the winner keeps ops native, which this graph of a training program cannot")
+            return Found(key, phase, answer, answer.reason)
         if self.answer.known:
-            answer = self.answer.answers.get(query.exact_key)
-            return Found(key, answer, answer.reason if answer is not None else "the program's record does not name this graph")
+            return Found(key, phase, None, "the program's record does not name this graph")
         if self.answer.generation == 0:
-            return Found(key, None, "no store, or an empty one")
-        answer = self.door.lookup(query)
+            return Found(key, phase, NO_STORE, NO_STORE.reason)
+        return self._look_up(query, phase)
+
+    def _look_up(self, query: Query, phase: str) -> Found:
+        """What is known of a graph that was not known to be one of this program."""
+        key, answer = query.workload_key, self.door.lookup(query)
         if answer.generation != self.answer.generation:
             reason = answer.reason if self.door.source == "none" else "the store changed since the program's look-up"
-            return Found(key, None, reason, lasting=False)
+            return Found(key, phase, None, reason, lasting=False)
         if answer.plan.native:
-            return Found(key, None, "the winner keeps ops native, which needs the program's record: sweep this program")
-        return Found(key, answer, answer.reason)
+            reason = "the winner keeps ops native, which needs the program's record: sweep this program"
+            return Found(key, phase, None, reason, lasting=self.training)
+        if not answer.plan.is_default and functorch_config.bundled_autograd_cache:
+            return Found(key, phase, None, "a bundled cache entry of this program would not name the plan", lasting=False)
+        return Found(key, phase, answer, answer.reason, lasting=answer.plan.is_default)
+
+    def _record_cached(self) -> None:
+        answers = list(self.answer.answers.values())
+        keys = self.answer.graph_keys or ("",) * len(answers)
+        for key, answer in zip(keys, answers, strict=True):
+            outcome = "default from cache" if answer.plan.is_default else "served from cache"
+            self._record(Found(key, "", answer, answer.reason), outcome, answer.reason)
+        if not answers:
+            reason = "the compile caches answered before it was known which graphs the program gives"
+            self._record(Found("", "", None, reason), "default from cache", reason)
 
     def _record(self, found: Found, outcome: str, reason: str, realised: Realised | None = None) -> None:
         answer = found.answer
-        events.record(
-            events.Served(
-                program_key=self.key,
-                workload_key=found.key,
-                tier=answer.tier if answer is not None else "default",
-                winner=answer.winner if answer is not None else "default",
-                generation=answer.generation if answer is not None else self.answer.generation,
-                outcome=outcome,
-                reason=reason,
-                source=self.source,
-                realised=realised.groups if realised is not None else None,
-                expected=answer.groups if answer is not None else None,
-            )
+        served = events.Served(
+            program_key=self.key,
+            workload_key=found.key,
+            tier=answer.tier if answer is not None else "default",
+            winner=answer.winner if answer is not None else "default",
+            generation=answer.generation if answer is not None else self.answer.generation,
+            outcome=outcome,
+            reason=reason,
+            source=self.source,
+            phase=found.phase,
+            realised=realised.groups if realised is not None else None,
+            expected=answer.groups if answer is not None else None,
         )
+        events.record(served)
+        trace("tuner_graph", asdict(served))
+
+
+def _unsaved(compiled: Any) -> Any:
+    """`compiled`, over which AOTAutograd's cache saves no entry: it refers to inner ones by this key. Its own entry stays."""
+    if getattr(compiled, "_fx_graph_cache_key", None) is not None:
+        compiled._fx_graph_cache_key = None
+    return compiled

@@ -42,6 +42,9 @@ def reporting(compiled: Any, gm: fx.GraphModule, example_inputs: Sequence[Any], 
     """
     if not pinned.door.settings.report_misses:
         return compiled
+    if pinned.training:
+        events.count("miss not reported: training")
+        return compiled
     graphs = _bounded("trace", functools.partial(_forms, gm, example_inputs, patches, pinned.graphs))
     if not graphs:
         return compiled

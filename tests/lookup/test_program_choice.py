@@ -1,0 +1,90 @@
+"""What is chosen for a program as a whole: how a reader answers it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from stored import GROUPS, KNOB, NATIVE, failed, program, program_final, query, winner
+
+from tuner.answer import Bucket, digest_of_plans
+from tuner.cache.sqlite import SqliteStore
+from tuner.lookup.reader import StoreReader
+from tuner.plan import Plan
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+def reader(path: Path) -> StoreReader:
+    return StoreReader(path)
+
+
+def test_a_programs_choice_is_answered_with_the_plans_of_its_graphs(reader, path):
+    dispatch = (Bucket("s0", 8, ((query("a").exact_key, KNOB, GROUPS),)), Bucket("s0", None))
+    with SqliteStore(path) as store:
+        store.add_program(program(), [query("a")], "m:f")
+        assert reader.program(program()).graph_keys == (query("a").workload_key,)
+        store.record_program_choice(program(), NATIVE.native)
+        native = reader.program(program())
+        store.record_program_choice(program(), dispatch=dispatch)
+        bucketed = reader.program(program())
+        store.record_program_choice(program())
+        plain = reader.program(program())
+    assert (native.native_table, native.dispatch, bucketed.native_table, bucketed.dispatch) == (NATIVE.native, (), (), dispatch)
+    assert (plain.native_table, plain.dispatch, plain.plans_digest) == ((), (), "")
+    assert len({native.plans_digest, bucketed.plans_digest, ""}) == 3
+
+
+def test_a_veto_is_of_the_choice_as_well(reader, path):
+    won = winner(query("a"), KNOB)
+    with SqliteStore(path) as store:
+        store.add_program(program(), [query("a")], "m:f")
+        store.record_winner(won)
+        store.record_program_choice(program(), NATIVE.native)
+        plans = digest_of_plans({won.query.exact_key: (won.plan, won.groups)}, NATIVE.native)
+        assert reader.plans_in_force(program().exact_key) == plans == reader.program(program()).plans_digest
+        # of the plans alone: it says nothing of the choice
+        store.record_program_final(program_final(won))
+        assert reader.program(program()).native_table == NATIVE.native
+        store.record_program_final(program_final(plans=plans))
+    found = reader.program(program())
+    assert (found.native_table, found.plans_digest, [one.plan for one in found.answers.values()]) == ((), "", [Plan()])
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        ("""native_table = '["aten.made_up.default"]'""", "invalid_choice"),
+        ("native_table = '{'", "invalid_choice"),
+        ("native_table = '3'", "invalid_choice"),
+        ("""dispatch = '[{"symbol":"s0","up_to":null}]'""", "invalid_choice"),
+        ("""dispatch = '[3]'""", "invalid_choice"),
+        ("""dispatch = replace(dispatch, '"realize_reads_threshold":2', '"cpp.cxx":"/tmp/evil"')""", "invalid_choice"),
+        ("""dispatch = replace(dispatch, '"up_to":null', '"up_to":-1')""", "invalid_choice"),
+    ],
+)
+def test_a_choice_that_does_not_validate_is_not_served_and_the_plans_are(reader, path, change, outcome):
+    with SqliteStore(path) as store:
+        store.add_program(program(), [query("a")], "m:f")
+        store.record_winner(winner(query("a"), KNOB))
+        store.record_program_choice(program(), NATIVE.native, [Bucket("s0", None, ((query("a").exact_key, KNOB, None),))])
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(f"UPDATE program_choices SET {change}")
+    connection.close()
+    found = reader.program(program())
+    assert (found.native_table, found.dispatch, [one.plan for one in found.answers.values()]) == ((), (), [KNOB])
+    assert reader.outcomes[outcome] == 1
+
+
+def test_buckets_of_a_plan_in_quarantine_are_not_served(reader, path):
+    with SqliteStore(path) as store:
+        store.add_program(program(), [query("a")], "m:f")
+        store.record_program_choice(program(), dispatch=[Bucket("s0", None, ((query("a").exact_key, KNOB, None),))])
+        assert reader.program(program()).dispatch
+        store.add_measurement(failed("wrong", KNOB))
+    assert reader.program(program()).dispatch == ()
