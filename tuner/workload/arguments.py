@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
@@ -46,18 +46,23 @@ def op_name(target: Any, node: object = "") -> str:
     raise UnsupportedGraph("unsupported_node", f"node {node} calls {name}, which cannot be rebuilt from a stored graph")
 
 
+def refuse(name: str, node: str) -> NoReturn:
+    """Raises the UnsupportedGraph that says why what is called `name` cannot be made again."""
+    if name.partition(".")[0] in COLLECTIVES:
+        raise UnsupportedGraph("collective", f"{node}{name} is a collective: graphs that wait for other ranks are not tuned yet")
+    raise UnsupportedGraph(
+        "unsupported_node", f"{node}{name} cannot be rebuilt: only {' and '.join(REBUILDABLE_NAMESPACES)} ops can"
+    )
+
+
 def op_from_name(name: str, node: str = "op ") -> Callable[..., Any]:
     """The op that `op_name` named. Raises UnsupportedGraph, naming the node that calls it."""
     if name == "operator.getitem":
         return operator.getitem
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.rpartition(".")
-    if namespace in COLLECTIVES:
-        raise UnsupportedGraph("collective", f"{node}{name} is a collective: graphs that wait for other ranks are not tuned yet")
     if namespace not in REBUILDABLE_NAMESPACES:
-        raise UnsupportedGraph(
-            "unsupported_node", f"{node}{name} cannot be rebuilt: only {' and '.join(REBUILDABLE_NAMESPACES)} ops can"
-        )
+        refuse(name, node)
     try:
         found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except (AttributeError, RuntimeError) as error:
@@ -67,18 +72,24 @@ def op_from_name(name: str, node: str = "op ") -> Callable[..., Any]:
     return found
 
 
-def encode(value: Any, index: Mapping[fx.Node, int], node: object, symbols: Symbols | None = None) -> Any:
-    """An argument as JSON. Raises UnsupportedGraph for what is not data."""
+def encode(
+    value: Any,
+    index: Mapping[fx.Node, int],
+    node: object,
+    symbols: Symbols | None = None,
+    other: Callable[[Any], Any] | None = None,
+) -> Any:
+    """An argument as JSON. other: gives that of what is not data. Raises UnsupportedGraph where there is no such."""
     if isinstance(value, fx.Node):
         if value in index:
             return {"node": index[value]}
-        return encode(value.meta["val"], index, node, symbols)
+        return encode(value.meta["val"], index, node, symbols, other)
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, list | tuple):
-        return [encode(item, index, node, symbols) for item in value]
+        return [encode(item, index, node, symbols, other) for item in value]
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
@@ -89,6 +100,8 @@ def encode(value: Any, index: Mapping[fx.Node, int], node: object, symbols: Symb
         return {"complex": [encode(part, index, node) for part in (value.real, value.imag)]}
     if isinstance(value, SymbolicNumber):
         return (symbols or Symbols()).number(value, f"node {node}")
+    if other is not None:
+        return other(value)
     raise UnsupportedGraph("unsupported_node", f"node {node} has an argument of type {type(value).__name__}")
 
 

@@ -28,7 +28,7 @@ class _Stated(Source):
         self._text = text
 
     @property
-    def guard_source(self) -> GuardSource:  # type: ignore[override]
+    def guard_source(self) -> GuardSource:
         return GuardSource.CONSTANT
 
     @property
