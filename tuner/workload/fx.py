@@ -20,6 +20,7 @@ from tuner.workload.opaque import (
     hashed,
     higher_order_arguments,
     is_collective,
+    is_kernel_call,
     kind_of,
     name_of,
 )
@@ -46,7 +47,9 @@ __all__ = [
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """Nodes whose tensors this node writes in place."""
+    """Nodes whose tensors this node writes in place; of a user's kernel, all that it is given."""
+    if node.op == "call_function" and is_kernel_call(node):
+        return list(node.all_input_nodes)
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return []
     arguments = node.target._schema.arguments

@@ -83,6 +83,12 @@ def is_collective(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target.namespace in COLLECTIVES
 
 
+def is_kernel_call(node: fx.Node) -> bool:
+    """Whether it calls a user's kernel, which writes in place."""
+    target = node.target
+    return isinstance(target, torch._ops.HigherOrderOperator) and target.name() == "triton_kernel_wrapper_mutation"
+
+
 def collective_arguments(node: fx.Node, encode: Encode) -> tuple[list[Any], dict[str, Any]]:
     """Arguments of a collective, with the size of a group in the place of its name."""
     schema = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
@@ -94,7 +100,7 @@ def collective_arguments(node: fx.Node, encode: Encode) -> tuple[list[Any], dict
     return args, {name: one(name, value) for name, value in sorted(node.kwargs.items())}
 
 
-def _group_size(name: str) -> int | None:
+def _group_size(name: Any) -> int | None:
     """Ranks in a group; None where this process knows no such group."""
     try:
         return int(torch._C._distributed_c10d._resolve_process_group(name).size())
@@ -105,7 +111,8 @@ def _group_size(name: str) -> int | None:
 def higher_order_arguments(node: fx.Node, encode: Encode) -> tuple[list[Any], dict[str, Any]]:
     """Arguments of a higher-order op, without numbers and names that only this process knows."""
     name = node.target.name() if isinstance(node.target, torch._ops.HigherOrderOperator) else ""
-    args, kwargs = list(node.args), dict(node.kwargs)
+    args: list[Any] = list(node.args)
+    kwargs: dict[str, Any] = dict(node.kwargs)
     if name in _NUMBERED:
         args = [argument for i, argument in enumerate(args) if i != 1 or not isinstance(argument, str)]
     if "kernel_idx" in kwargs:
