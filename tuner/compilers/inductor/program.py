@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tuner.canonical import digest
-from tuner.errors import UnsupportedGraph
 from tuner.workload.fx import encode, tensor_meta
+from tuner.workload.opaque import (
+    collective_arguments,
+    described,
+    hashed,
+    higher_order_arguments,
+    is_collective,
+    kind_of,
+    name_of,
+)
 from tuner.workload.symbols import Ranges, SymbolicNumber, Symbols, sizes_in
 
 
@@ -20,11 +30,10 @@ def program_key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
 
     Unlike a graph key it keeps the order of the statements: a program only says where its graphs are found.
     """
-    index = {node: i for i, node in enumerate(gm.graph.nodes)}
-    rows = [[node.op, _target(gm, node), _encode(node.args, index, node), _encode(node.kwargs, index, node)] for node in index]
     values = _values(gm, example_inputs)
     symbols = Symbols(lambda: values)
     inputs = [_input(value, symbols) for value in values]
+    rows = _rows(gm, symbols)
     training = is_training(example_inputs)
     modes: dict[str, Any] = {
         "training": training,
@@ -65,41 +74,72 @@ def is_training(example_inputs: Sequence[Any]) -> bool:
 
 def _input(value: Any, symbols: Symbols) -> Any:
     if isinstance(value, torch.Tensor):
-        return tensor_meta(value, symbols=symbols)
-    if isinstance(value, bool | int | float | SymbolicNumber):
-        return symbols.number(value)
-    raise UnsupportedGraph("unsupported_node", f"an input of the program is a {type(value).__name__}")
+        meta = tensor_meta(value, symbols=symbols)
+        if not is_traceable_wrapper_subclass(value):
+            return meta
+        names, _ = value.__tensor_flatten__()
+        parts = [[name, _input(getattr(value, name), symbols)] for name in names]
+        return [kind_of(value), meta, parts, str(getattr(value, "placements", ""))]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return symbols.number(value) if isinstance(value, SymbolicNumber) else {"object": kind_of(value)}
 
 
-def _target(gm: fx.GraphModule, node: fx.Node) -> Any:
+def _rows(gm: fx.GraphModule, symbols: Symbols) -> list[Any]:
+    index = {node: i for i, node in enumerate(gm.graph.nodes)}
+    return [[node.op, _target(gm, node, symbols), *_arguments(node, index, symbols)] for node in index]
+
+
+def _target(gm: fx.GraphModule, node: fx.Node, symbols: Symbols) -> Any:
     if node.op in ("placeholder", "output"):
         return ""
     if node.op == "call_method":
         return node.target
-    if node.op == "get_attr":
+    if node.op in ("get_attr", "call_module"):
         value: Any = gm
         for part in str(node.target).split("."):
             value = getattr(value, part)
-        if not isinstance(value, torch.Tensor):
-            raise UnsupportedGraph("nested_graph", f"node {node} is a {type(value).__name__}")
-        return [tensor_meta(value), value.item() if value.numel() == 1 else None]
-    if node.op == "call_function" and (
-        name := getattr(node.target, "__qualname__", None) or getattr(node.target, "__name__", None)
-    ):
-        return f"{getattr(node.target, '__module__', '')}.{name}"
-    raise UnsupportedGraph("unsupported_node", f"node {node} calls {node.target}")
+        return _held(value, symbols)
+    name = getattr(node.target, "__qualname__", None) or getattr(node.target, "__name__", None)
+    return f"{getattr(node.target, '__module__', '')}.{name}" if name else name_of(node.target)
 
 
-def _encode(value: Any, index: dict[fx.Node, int], node: fx.Node) -> Any:
+def _held(value: Any, symbols: Symbols) -> Any:
+    """What a program holds under a name: a constant, a graph, a module, or something else."""
+    if isinstance(value, torch.Tensor):
+        with unset_fake_temporarily():
+            known = value.numel() == 1 and not isinstance(value, FakeTensor) and value.layout == torch.strided
+            return [tensor_meta(value), encode(value.item(), {}, "a constant") if known else None]
+    if isinstance(value, fx.GraphModule):
+        return {"graph": hashed(_rows(value, symbols))}
+    if isinstance(value, torch.nn.Module):
+        state = [[name, tensor_meta(tensor)] for name, tensor in sorted(value.state_dict(keep_vars=True).items())]
+        return {"module": [kind_of(value), value.training, state]}
+    return {"object": kind_of(value)}
+
+
+def _arguments(node: fx.Node, index: dict[fx.Node, int], symbols: Symbols) -> tuple[Any, Any]:
+    def one(value: Any) -> Any:
+        return _encode(value, index, node, symbols)
+
+    if node.op == "call_function" and is_collective(node.target):
+        return collective_arguments(node, one)
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return higher_order_arguments(node, one)
+    return one(node.args), one(node.kwargs)
+
+
+def _encode(value: Any, index: dict[fx.Node, int], node: fx.Node, symbols: Symbols) -> Any:
+    def one(item: Any) -> Any:
+        return _encode(item, index, node, symbols)
+
     if isinstance(value, list | tuple):
-        return [_encode(item, index, node) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _encode(item, index, node) for key, item in value.items()}
-    if isinstance(value, slice):
-        return {"slice": [_encode(part, index, node) for part in (value.start, value.stop, value.step)]}
-    if value is Ellipsis:
-        return {"slice": "..."}
-    return encode(value, index, node)
+        return [one(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(key): one(item) for key, item in value.items()}
+    if isinstance(value, slice) or value is Ellipsis:
+        return described(value, one, symbols, lambda graph: "")
+    return encode(value, index, node, symbols, lambda item: described(item, one, symbols, lambda g: hashed(_rows(g, symbols))))
 
 
 def copied(gm: fx.GraphModule) -> fx.GraphModule:
