@@ -85,15 +85,6 @@ def test_shapes_that_depend_on_data_are_refused_by_node(function, node):
     assert f"node {node}" in str(error)
 
 
-def test_a_branch_is_refused_by_node():
-    error = refusal_of(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), numbers(3))
-    assert "cond" in str(error)
-
-
-def test_an_op_with_side_effects_is_refused_by_node():
-    assert "with_effects" in str(refusal_of(torch.linalg.inv, numbers(3, 3)))
-
-
 def test_a_node_that_is_neither_an_op_nor_an_input_is_refused_by_name():
     class Model(nn.Module):
         def __init__(self):
