@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tuner.answer import Answer, ProgramAnswer
 from tuner.compilers.inductor.hooks import InductorChoices, inductor_config, own_choices_handler
 from tuner.errors import UnsupportedGraph
+from tuner.lookup.client import Client, Source
+from tuner.plan import Plan
+from tuner.settings import Settings
+from tuner.target import Query
+from tuner.workload.miss_report import MissReport
 
 
 @dataclass(frozen=True)
@@ -66,3 +72,34 @@ def _content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # an empty cell
         return None
+
+
+class Outranking(Client):
+    """A client without plans that would change a setting which the user has set himself, be it to the default's value."""
+
+    def __init__(self, client: Client, names: Iterable[str]):
+        self.client, self.names = client, frozenset(names)
+
+    @property
+    def source(self) -> Source:  # type: ignore[override]
+        return self.client.source
+
+    @property
+    def settings(self) -> Settings:  # type: ignore[override]
+        return self.client.settings
+
+    def lookup(self, query: Query) -> Answer:
+        return self._outranked(self.client.lookup(query))
+
+    def program(self, query: Query) -> ProgramAnswer:
+        answer = self.client.program(query)
+        return replace(answer, answers={key: self._outranked(one) for key, one in answer.answers.items()})
+
+    def report(self, report: MissReport) -> str:
+        return self.client.report(report)
+
+    def _outranked(self, answer: Answer) -> Answer:
+        changed = [name for name, _ in answer.plan.config if name in self.names]
+        if not changed:
+            return answer
+        return Answer(Plan(), "default", answer.generation, f"option set by the user: {', '.join(changed)}")
