@@ -12,6 +12,7 @@ import click
 from tuner.answer import Answer, ProgramAnswer
 from tuner.cli.output import (
     SHORT_KEY,
+    compile_settings,
     graphs_of,
     json_option,
     phase_option,
@@ -41,6 +42,7 @@ Find = Callable[[str], list[str]]
 @click.option("--threads", type=click.IntRange(min=1), default=None, help="Ask for this thread count.  [default: torch's own]")
 @varying_options
 @phase_option
+@compile_settings
 @store_option
 @json_option
 def lookup(
@@ -49,6 +51,8 @@ def lookup(
     dims: tuple[str, ...],
     dynamic: bool,
     phase: SpecPhase | None,
+    mode: str | None,
+    options: tuple[str, ...],
     store: Path | None,
     as_json: bool,
 ) -> None:
@@ -60,7 +64,7 @@ def lookup(
 
     settings = settings_for(store)
     with stored_graphs(settings.store) as (forms, find):
-        resolved = graphs_of(spec, threads, forms, find, varying_of(dims, dynamic), phase)
+        resolved = graphs_of(spec, threads, forms, find, varying_of(dims, dynamic), phase, (mode, options))
     client = Client(settings)
     programs: dict[str, ProgramAnswer] = {}
     found = []

@@ -83,14 +83,16 @@ def graphs_of(
     find: Callable[[str], list[str]],
     varying: tuple[Mapping[str, Sequence[int]], bool] = ({}, False),
     phase: SpecPhase | None = None,
+    compiled_with: tuple[str | None, Sequence[str]] = (None, ()),
 ) -> list[Resolved]:
     """The graphs of a SPEC, as `tuner.search.workloads.resolve`, with what the user's code prints out of the way.
 
-    varying: what `varying_of` says.
+    varying: what `varying_of` says. compiled_with: --mode and --option.
     """
+    from tuner.compilers.inductor.options import compile_options
     from tuner.search.workloads import resolve
 
-    with user_output_on_stderr():
+    with user_output_on_stderr(), compile_options(*compiled_with):
         return resolve(spec, threads=threads, forms=forms, find=find, dims=varying[0], dynamic=varying[1], phase=phase)
 
 
@@ -104,6 +106,13 @@ def varying_options(function: Function) -> Function:
 def varying_of(dims: Sequence[str], dynamic: bool) -> tuple[dict[str, tuple[int, ...]], bool]:
     """The sizes by name, and whether all sizes vary. Raises UsageError."""
     return parse_dims(dims), dynamic
+
+
+def compile_settings(function: Function) -> Function:
+    """--mode and --option."""
+    text = "A setting of Inductor's, as torch.compile(options=…) takes it; VALUE is JSON or a word. Repeatable."
+    function = click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help=text)(function)
+    return click.option("--mode", default=None, help="As torch.compile(mode=…) takes it.")(function)
 
 
 def phase_option(function: Function) -> Function:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli.output import (
+    compile_settings,
     graphs_of,
     json_option,
     phase_option,
@@ -60,6 +61,7 @@ WINNER_FIELDS = ("default_ms", "winner_ms", "speedup", "speedup_low", "speedup_h
 )
 @varying_options
 @phase_option
+@compile_settings
 @store_option
 @socket_option
 @json_option
@@ -78,6 +80,8 @@ def sweep(
     dims: tuple[str, ...],
     dynamic: bool,
     phase: SpecPhase | None,
+    mode: str | None,
+    options: tuple[str, ...],
     store: Path | None,
     socket: Path | None,
     as_json: bool,
@@ -122,7 +126,9 @@ def sweep(
     ask_to_yield(settings.socket)
     with SqliteStore(settings.store) as opened, ExitStack() as stack:
         workloads = [
-            workload for spec in specs for workload in graphs_of(spec, threads, opened.graph, opened.find_graphs, varying, phase)
+            workload
+            for spec in specs
+            for workload in graphs_of(spec, threads, opened.graph, opened.find_graphs, varying, phase, (mode, options))
         ]
         show, insist = watched(stack, quiet=as_json), stack.enter_context(insistent_interrupts())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tuner.plan import Groups, Plan
 from tuner.search_spaces.fusion import no_fusion, single_splits
@@ -56,3 +56,14 @@ def candidates(default_groups: Groups, native_ops: Iterable[str]) -> Iterator[Ca
         for groups in single_splits(default_groups):
             if any(len(group) > 1 for group in groups):
                 yield Candidate("split", Plan(groups=groups))
+
+
+def without_knobs(found: Iterable[Candidate], names: Iterable[str]) -> list[Candidate]:
+    """`found` but for the knobs in `names`, which somebody has set: what chooses other things as well is left with these."""
+    names, kept = frozenset(names), list[Candidate]()
+    for candidate in found:
+        config = tuple((name, value) for name, value in candidate.plan.config if name not in names)
+        plan = replace(candidate.plan, config=config)
+        if plan == candidate.plan or not (plan.is_default or any(plan == other.plan for other in kept)):
+            kept.append(replace(candidate, plan=plan))
+    return kept

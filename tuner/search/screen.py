@@ -20,7 +20,7 @@ from tuner.search.progress import Progress
 from tuner.search.provenance import provenance
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.native import NATIVE_OPS
-from tuner.search_spaces.space import Candidate, candidates
+from tuner.search_spaces.space import Candidate, candidates, without_knobs
 from tuner.workers.pool import CompilePool
 from tuner.workers.verdicts import lost
 
@@ -146,7 +146,11 @@ class _Run:
             return deque()
         native = self.resolved.graph.native_form
         ops = [call for call in native.calls if call in NATIVE_OPS] if native is not None else []
-        found = list(self.rules.space(groups, ops))
+        everything = list(self.rules.space(groups, ops))
+        # What is set for the whole process is the user's choice: a plan that changed it would not be served.
+        found = without_knobs(everything, self.resolved.query.ambient.get("inductor", ()))
+        if len(found) < len(everything):
+            self.progress.refused["set by the user"] += len(everything) - len(found)
         if not incumbent.is_default and all(candidate.plan != incumbent for candidate in found):
             found.append(Candidate("incumbent", incumbent))
         found.sort(key=lambda candidate: candidate.plan != incumbent)
