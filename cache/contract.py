@@ -24,6 +24,15 @@ class ProgramGraph:
     spec: str
 
 
+@dataclass(frozen=True)
+class StoredProgram:
+    """A program under one target, toolchain and ambient, with the queries of its graphs, in order."""
+
+    query: Query
+    graphs: tuple[Query, ...]
+    spec: str
+
+
 class Store(Protocol):
     """Every measurement and every winner, kept.
 
@@ -78,6 +87,10 @@ class Store(Protocol):
 
     def programs_of(self, graph_key: str) -> list[ProgramGraph]:
         """Where a graph occurs, oldest record first. Raises StoreError."""
+        ...
+
+    def find_programs(self, prefix: str) -> list[StoredProgram]:
+        """What is recorded of programs whose key starts with `prefix`, oldest record first. Raises StoreError."""
         ...
 
     def add_measurement(self, measurement: Measurement) -> int:

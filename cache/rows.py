@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from tuner.answer import ProgramChoice
+from tuner.cache.contract import StoredProgram
 from tuner.canonical import canonical_json, named_fields
 from tuner.errors import PlanError, StoreError
 from tuner.lookup.validate import groups_of, validated_choice
@@ -183,6 +184,15 @@ def program_columns(query: Query) -> dict[str, Any]:
     columns = query_columns(query)
     del columns["query_kind"]
     return {"program_key": columns.pop("graph_key"), **columns}
+
+
+def stored_program_of(rows: Sequence[Row], fields: Fields) -> StoredProgram:
+    """The program of its rows, one for each graph. Raises KeyError, TypeError, ValueError on rows that are no program."""
+    query = _query(rows[0], fields, "program", rows[0]["program_key"])
+    graphs = tuple(_query(row, fields, "graph", row["graph_key"]) for row in sorted(rows, key=lambda row: row["position"]))
+    if query.exact_key != rows[0]["exact_key"]:
+        raise ValueError("a program has another key than its fields")
+    return StoredProgram(query, graphs, rows[0]["spec"])
 
 
 def program_final_columns(final: ProgramFinal, generation: int) -> dict[str, Any]:

@@ -12,11 +12,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tuner.answer import Bucket, ProgramChoice
-from tuner.cache.contract import ProgramGraph
+from tuner.cache.contract import ProgramGraph, StoredProgram
 from tuner.cache.folder import make_folder
 from tuner.cache.lock import Lock, LockTaken, take_lock
 from tuner.cache.rows import (
-    Row,
     json_text,
     measurement_columns,
     measurement_of,
@@ -27,6 +26,7 @@ from tuner.cache.rows import (
     program_final_columns,
     program_final_of,
     query_fields,
+    stored_program_of,
     winner_columns,
     winner_of,
 )
@@ -41,6 +41,7 @@ log = logging.getLogger("tuner.cache")
 BUSY_TIMEOUT_S = 5.0
 LATEST_WINNER = "generation = (SELECT max(generation) FROM winners AS other WHERE other.exact_key = winners.exact_key)"
 Value = TypeVar("Value")
+Rows = TypeVar("Rows")
 
 
 class SqliteStore:
@@ -114,6 +115,13 @@ class SqliteStore:
         names = "program_key, exact_key, position, graph_key, graph_exact_key, spec"
         rows = self._read(f"SELECT {names} FROM programs WHERE graph_key = ? ORDER BY rowid", graph_key)
         return [ProgramGraph(*row) for row in rows]
+
+    def find_programs(self, prefix: str) -> list[StoredProgram]:
+        rows = self._read("SELECT * FROM programs WHERE substr(program_key, 1, ?) = ? ORDER BY rowid", len(prefix), prefix)
+        made: dict[str, list[sqlite3.Row]] = {}
+        for row in rows:
+            made.setdefault(row["exact_key"], []).append(row)
+        return self._valid(list(made.values()), lambda rows: stored_program_of(rows, self._fields_of), "program")
 
     # measurements and winners
 
@@ -279,7 +287,7 @@ class SqliteStore:
         rows = self._read(f"SELECT * FROM winners {condition}", *values)
         return self._valid(rows, lambda row: (winner_of(row, self._fields_of), row["generation"]), "winner")
 
-    def _valid(self, rows: Sequence[Row], rebuild: Callable[[Row], Value], name: str) -> list[Value]:
+    def _valid(self, rows: Sequence[Rows], rebuild: Callable[[Rows], Value], name: str) -> list[Value]:
         values = []
         for row in rows:
             try:

@@ -30,11 +30,13 @@ from tuner.plan import Plan
 from tuner.workload.graph import SpecPhase
 
 if TYPE_CHECKING:
+    from tuner.cache.contract import StoredProgram
     from tuner.lookup.client import Client
     from tuner.search.workloads import Resolved
 
 Forms = Callable[[str], dict[str, Any] | None]
 Find = Callable[[str], list[str]]
+FindPrograms = Callable[[str], "list[StoredProgram]"]
 
 
 @click.command(short_help="Show what a compile of SPEC would be told.")
@@ -63,8 +65,8 @@ def lookup(
     from tuner.lookup.client import Client
 
     settings = settings_for(store)
-    with stored_graphs(settings.store) as (forms, find):
-        resolved = graphs_of(spec, threads, forms, find, varying_of(dims, dynamic), phase, (mode, options))
+    with stored_graphs(settings.store) as (forms, find, find_programs):
+        resolved = graphs_of(spec, threads, forms, find, varying_of(dims, dynamic), phase, (mode, options), find_programs)
     client = Client(settings)
     programs: dict[str, ProgramAnswer] = {}
     found = []
@@ -107,15 +109,15 @@ def as_compiled(client: Client, workload: Resolved, programs: dict[str, ProgramA
 
 
 @contextlib.contextmanager
-def stored_graphs(path: Path) -> Iterator[tuple[Forms, Find]]:
-    """How to find graphs by key in the store at `path`; nothing is found where there is no store to read."""
+def stored_graphs(path: Path) -> Iterator[tuple[Forms, Find, FindPrograms]]:
+    """How to find graphs and programs by key in the store at `path`; nothing is found where there is no store to read."""
     from tuner.cache.sqlite import SqliteStore
 
     try:
         store = SqliteStore(path, read_only=True)
     except StoreError:
         # the client says what is wrong with the store; a SPEC that names no stored key needs none
-        yield (lambda key: None), (lambda prefix: [])
+        yield (lambda key: None), (lambda prefix: []), (lambda prefix: [])
         return
     with store:
-        yield store.graph, store.find_graphs
+        yield store.graph, store.find_graphs, store.find_programs

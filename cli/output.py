@@ -17,10 +17,11 @@ from tuner.errors import UsageError
 from tuner.measurement import Winner
 from tuner.settings import Settings
 from tuner.target import Query
-from tuner.workload.graph import SPEC_PHASES, SpecPhase
+from tuner.workload.graph import SPEC_PHASES, SpecPhase, is_stored_key
 from tuner.workload.shapes import parse_dims
 
 if TYPE_CHECKING:
+    from tuner.cache.contract import StoredProgram
     from tuner.search.workloads import Resolved
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -84,6 +85,7 @@ def graphs_of(
     varying: tuple[Mapping[str, Sequence[int]], bool] = ({}, False),
     phase: SpecPhase | None = None,
     compiled_with: tuple[str | None, Sequence[str]] = (None, ()),
+    programs: Callable[[str], list[StoredProgram]] = lambda prefix: [],
 ) -> list[Resolved]:
     """The graphs of a SPEC, as `tuner.search.workloads.resolve`, with what the user's code prints out of the way.
 
@@ -92,8 +94,12 @@ def graphs_of(
     from tuner.compilers.inductor.options import compile_options
     from tuner.search.workloads import resolve
 
+    if any(compiled_with) and is_stored_key(spec) and programs(spec):
+        raise UsageError(f"{spec}: a stored program has the settings that it was compiled with: no --mode, no --option")
     with user_output_on_stderr(), compile_options(*compiled_with):
-        return resolve(spec, threads=threads, forms=forms, find=find, dims=varying[0], dynamic=varying[1], phase=phase)
+        return resolve(
+            spec, threads=threads, forms=forms, find=find, programs=programs, dims=varying[0], dynamic=varying[1], phase=phase
+        )
 
 
 def varying_options(function: Function) -> Function:

@@ -99,6 +99,10 @@ def workload_keys(store: Store, spec_or_key: str, phase: SpecPhase | None = None
     if is_stored_key(spec_or_key):
         keys = set(store.find_graphs(spec_or_key))
         keys |= {winner.query.workload_key for winner, _ in store.winners() if winner.query.workload_key.startswith(spec_or_key)}
+        made = {program.query.workload_key: program.graphs for program in store.find_programs(spec_or_key)}
+        if len(made) == 1 and not keys:
+            return [graph.workload_key for graphs in made.values() for graph in graphs]
+        keys |= set(made)
         if not keys:
             raise SpecError(f"no workload in the store has a key that starts with {spec_or_key}")
         if len(keys) > 1:

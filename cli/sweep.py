@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from tuner.workload.graph import SpecPhase
 
 if TYPE_CHECKING:
     from tuner.search.sweep import Outcome, Sweep
+    from tuner.search.workloads import Resolved
 
 WHOLE_FIELDS = ("verdict", "speedup", "speedup_low", "speedup_high", "default_ms", "planned_ms")
 WINNER_FIELDS = ("default_ms", "winner_ms", "speedup", "speedup_low", "speedup_high", "winner", "plan")
@@ -44,7 +45,7 @@ WINNER_FIELDS = ("default_ms", "winner_ms", "speedup", "speedup_low", "speedup_h
 @click.option("--effort", type=click.Choice(list(EFFORTS)), default="normal", show_default=True, help="How much to search.")
 @click.option("--trials", type=int, default=None, help="Candidates to compile per workload, at most.  [default: by effort]")
 @click.option("--seconds", type=float, default=None, help="Seconds to screen one workload, at most; the final comes on top.")
-@click.option("--threads", type=int, default=None, help="Tune for this many threads.  [default: torch's own number]")
+@click.option("--threads", type=int, default=None, help="Tune for this many threads.  [default: torch's, or a stored program's]")
 @click.option("--memory-limit", type=float, default=None, help="Peak memory allowed, relative to the default's.  [default: 1.02]")
 @click.option(
     "--cache", type=click.Choice(["warm", "cold"]), default="warm", show_default=True, help="Last-level cache when timed."
@@ -89,8 +90,8 @@ def sweep(
     """Tune the graphs of each SPEC and store the winners.
 
     SPEC is file.py:function, which returns a callable and its example inputs; model.pt2, written by torch.export.save; or the key
-    of a stored workload. With --dim the plan that wins is one that does no harm at any of the sizes. Ctrl-C keeps what was
-    measured.
+    of a stored workload or program. With --dim the plan that wins is one that does no harm at any of the sizes. Ctrl-C keeps what
+    was measured.
     """
     given = {"--trials": trials, "--seconds": seconds, "--threads": threads, "--memory-limit": memory_limit, "--jobs": jobs}
     for name, value in given.items():
@@ -100,8 +101,6 @@ def sweep(
         raise UsageError(f"--threads must be at most {os.cpu_count()}, the number of cores, not {threads}")
     varying = varying_of(dims, dynamic)
     settings = settings_for(store, socket)
-    import torch
-
     from tuner.cache.sqlite import SqliteStore
     from tuner.cli.sweep_table import watched
     from tuner.lookup.yielding import ask_to_yield
@@ -121,15 +120,12 @@ def sweep(
         )
     if when_busy == "measure":
         chosen = replace(chosen, patience=0)
-    threads = torch.get_num_threads() if threads is None else threads
     rules = Rules(retry=retry_quarantined, jobs=jobs)
     ask_to_yield(settings.socket)
     with SqliteStore(settings.store) as opened, ExitStack() as stack:
-        workloads = [
-            workload
-            for spec in specs
-            for workload in graphs_of(spec, threads, opened.graph, opened.find_graphs, varying, phase, (mode, options))
-        ]
+        known = opened.graph, opened.find_graphs, varying, phase, (mode, options), opened.find_programs
+        workloads = [workload for spec in specs for workload in graphs_of(spec, threads, *known)]
+        threads = _threads_of(workloads)
         show, insist = watched(stack, quiet=as_json), stack.enter_context(insistent_interrupts())
 
         def waiting(why: str) -> None:
@@ -152,6 +148,14 @@ def sweep(
         results = [result_json(outcome) for outcome in plan.outcomes]
         print_json({"results": results, "seconds": round(plan.seconds, 3), **spent})
     _raise_what_failed(plan)
+
+
+def _threads_of(workloads: Sequence[Resolved]) -> int:
+    """The number of threads that all of them are tuned for. Raises UsageError where there are several."""
+    found = sorted({int(workload.query.ambient["threads"]) for workload in workloads})
+    if len(found) > 1:
+        raise UsageError(f"these are for {' and '.join(map(str, found))} threads: sweep them apart, or say --threads")
+    return found[0]
 
 
 @contextmanager

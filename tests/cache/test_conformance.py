@@ -94,6 +94,19 @@ def test_the_same_program_for_another_thread_count_is_another_record(store):
     assert len(store.programs_of(query("a").workload_key)) == 2
 
 
+def test_programs_are_found_by_the_first_digits_of_their_key_with_their_graphs_in_order(store):
+    two = {"threads": 2}
+    store.add_program(program(ambient=two), [query("a", ambient=two)], "m:f")
+    store.add_program(program(), [query("b"), query("a")], "m:f")
+    store.add_program(program("q"), [query("c")], "m:g")
+    found = store.find_programs(program().workload_key[:6])
+    assert [(one.query, one.graphs, one.spec) for one in found] == [
+        (program(ambient=two), (query("a", ambient=two),), "m:f"),
+        (program(), (query("b"), query("a")), "m:f"),
+    ]
+    assert store.find_programs("%") == []
+
+
 def test_a_program_takes_queries_of_the_right_kind_only(store):
     with pytest.raises(ValueError, match="kind program"):
         store.add_program(query("a"), [query("b")], "m:f")

@@ -49,9 +49,12 @@ def sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
             plan.whole_seconds = 2.0
             ending(plan.outcomes)
 
-        def graphs_of(spec: str, threads: int, *_: Any) -> list[Resolved]:
+        def graphs_of(spec: str, threads: int | None, *_: Any) -> list[Resolved]:
+            import torch
+
             asked["threads"] = threads
-            return [Resolved(spec, GRAPH, query(name), program()) for name in ("a", "b")]
+            ambient = {"threads": threads or torch.get_num_threads()}
+            return [Resolved(spec, GRAPH, query(name, ambient=ambient), program(ambient=ambient)) for name in ("a", "b")]
 
         monkeypatch.setattr("tuner.search.sweep.run_sweep", searching)
         monkeypatch.setattr("tuner.cli.sweep.graphs_of", graphs_of)
@@ -69,7 +72,7 @@ def test_what_is_asked_for_where_nothing_is_said(sweep) -> None:
     threads = torch.get_num_threads()
     assert (asked["effort"], asked["again"], asked["rules"]) == (EFFORTS["normal"], False, Rules())
     assert asked["policy"] == Policy.for_cpu(threads)
-    assert asked["threads"] == threads
+    assert asked["threads"] is None
     assert asked["effort"].patience > 0, "a busy machine is waited for, then refused"
 
 

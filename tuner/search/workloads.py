@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from tuner.cache.contract import StoredProgram
 from tuner.errors import SpecError, UsageError
 from tuner.measurement import Policy
 from tuner.target import Query
@@ -51,13 +52,15 @@ def resolve(
     threads: int | None,
     forms: Callable[[str], Mapping[str, Any] | None],
     find: Callable[[str], list[str]],
+    programs: Callable[[str], list[StoredProgram]] = lambda prefix: [],
     dims: Mapping[str, Sequence[int]] = MappingProxyType({}),
     dynamic: bool = False,
     phase: SpecPhase | None = None,
 ) -> list[Resolved]:
     """The graphs of `spec`, in order, under this process's settings; torch's thread count is set to `threads` if given.
 
-    forms, find: a store's `graph` and `find_graphs`. dims: sizes by the name of what varies; dynamic: whatever can vary does.
+    Those of a stored program are under the settings that it was compiled with. forms, find, programs: a store's `graph`,
+    `find_graphs` and `find_programs`. dims: sizes by the name of what varies; dynamic: whatever can vary does.
     phase: see `capture`; None: as `phase_of` finds it. Raises SpecError, UnsupportedGraph, UsageError.
     """
     import torch
@@ -65,6 +68,12 @@ def resolve(
     from tuner.workload.dims import check_sizes, dims_of
     from tuner.workload.spec import load
 
+    if is_stored_key(spec) and (made := programs(spec)):
+        from tuner.search.stored_programs import resolve_stored
+
+        if find(spec):
+            raise SpecError(f"{spec}: a stored workload and a stored program have this key: give more digits")
+        return resolve_stored(spec, made, threads, forms, dims)
     threads = torch.get_num_threads() if threads is None else threads
     torch.set_num_threads(threads)
     if is_stored_key(spec):

@@ -1,0 +1,83 @@
+"""The key of a stored program as a SPEC: for the threads and the settings that it was compiled with, on this machine only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tuner.cache.contract import StoredProgram
+from tuner.compilers.inductor.ambient import cpu_target, cpu_toolchain
+from tuner.errors import SpecError, TunerError, UsageError
+from tuner.search.workloads import Resolved, resolve
+from tuner.target import Query
+from tuner.workload.graph import Graph
+
+GRAPH = Graph("inference", (), [], (), ())
+KEY = "ab" * 32
+
+
+@pytest.fixture(autouse=True)
+def threads_put_back() -> Any:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def stored(threads: int = 1, key: str = KEY, **more: Any) -> StoredProgram:
+    """A program of one graph, compiled here; `more` are other settings."""
+    where = (cpu_target().fields(), cpu_toolchain(), {"threads": threads, **more})
+    return StoredProgram(Query("program", key, *where), (Query("graph", GRAPH.key, *where),), "m:f")
+
+
+def resolved(*made: StoredProgram, threads: int | None = None, dims: Any = None, graphs: tuple[str, ...] = ()) -> list[Resolved]:
+    return resolve(
+        KEY[:12],
+        threads=threads,
+        forms=lambda key: GRAPH.to_json(),
+        find=lambda prefix: list(graphs),
+        programs=lambda prefix: list(made),
+        dims=dims or {},
+    )
+
+
+def test_its_graphs_are_tuned_for_the_settings_and_threads_that_it_was_compiled_with():
+    made = stored(1, inductor={"max_fusion_size": 8})
+    (one,) = resolved(made)
+    assert (one.program_query, one.query, one.graph.key) == (made.query, made.graphs[0], GRAPH.key)
+    assert one.query.ambient["inductor"] == {"max_fusion_size": 8}
+    assert torch.get_num_threads() == 1
+
+
+def test_other_settings_of_the_same_program_are_tuned_too():
+    assert len(resolved(stored(1), stored(1, deterministic=True))) == 2
+
+
+def test_threads_asked_for_choose_among_the_records_and_change_them_where_none_fits():
+    assert [one.query.ambient["threads"] for one in resolved(stored(1), stored(2), threads=2)] == [2]
+    (one,) = resolved(stored(1), threads=2)
+    assert one.program_query == stored(2).query
+    assert one.query == stored(2).graphs[0]
+
+
+@pytest.mark.parametrize(
+    ("made", "more", "error", "told"),
+    [
+        ([stored(1), stored(2)], {}, UsageError, "compiled for 1 and 2 threads: say which with --threads"),
+        ([stored(1), stored(1, key="ab" * 31 + "cd")], {}, SpecError, "give more digits"),
+        ([stored(1)], {"graphs": ("ab" * 31 + "ef",)}, SpecError, "a stored workload and a stored program have this key"),
+        ([stored(1)], {"dims": {"s0": (1, 8)}}, UsageError, "has no size that varies"),
+    ],
+)
+def test_what_is_not_clear_is_refused(made, more, error: type[TunerError], told):
+    with pytest.raises(error, match=told):
+        resolved(*made, **more)
+
+
+def test_a_program_that_was_compiled_elsewhere_is_refused_with_what_differs():
+    made = stored(1)
+    other = replace(made, query=replace(made.query, toolchain={**made.query.toolchain, "torch": "1.0"}))
+    with pytest.raises(SpecError, match=r"compiled elsewhere: toolchain\.torch \(stored '1\.0', asked"):
+        resolved(other)
