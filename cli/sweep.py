@@ -146,7 +146,9 @@ def sweep(
     if as_json:
         spent = {f"seconds_{name}": round(seconds, 3) for name, seconds in plan.spent.items()}
         results = [result_json(outcome) for outcome in plan.outcomes]
-        print_json({"results": results, "seconds": round(plan.seconds, 3), **spent})
+        tables = {spec: found.evidence() for spec, found in plan.tables.items()}
+        named = {"native_tables": tables} if tables else {}
+        print_json({"results": results, **named, "seconds": round(plan.seconds, 3), **spent})
     _raise_what_failed(plan)
 
 

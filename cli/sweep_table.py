@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -65,6 +66,8 @@ class Lines:
         for outcome in self.sweep.outcomes:
             for line in result_lines(outcome):
                 click.echo(line)
+        for line in table_lines(self.sweep):
+            click.echo(line)
         click.echo(spent_line(self.sweep))
 
 
@@ -88,6 +91,8 @@ class Tables:
         for outcome in self.sweep.outcomes:
             for line in result_lines(outcome):
                 self.console.print(Text(line))
+        for line in table_lines(self.sweep):
+            self.console.print(Text(line))
         self.console.print(Text(spent_line(self.sweep)))
 
 
@@ -158,6 +163,19 @@ def result_lines(outcome: Outcome) -> list[str]:
             f"    left out for its peak memory, {memory:.2f} times the default's: {plan}, about {ratio:.2f}x as screened"
         )
     return lines
+
+
+def table_lines(sweep: Sweep) -> Iterator[str]:
+    """What was found of native ops of programs that train."""
+    for spec, found in sweep.tables.items():
+        if found.won:
+            speed = found.speedup
+            gain = speedup(speed.value, speed.low, speed.high)
+            yield f"{spec}: {found.kind} stays undecomposed, {gain} over a step with its plans alone"
+        elif found.screened or found.reason:
+            best = max(found.screened.items(), key=lambda one: one[1], default=None)
+            tried = "" if best is None else f", best as screened {best[0]}, {best[1]:.2f}x"
+            yield f"{spec}: no op kind stays undecomposed{tried}{f'; {found.reason}' if found.reason else ''}"
 
 
 def spent_line(sweep: Sweep) -> str:

@@ -15,12 +15,14 @@ from tuner.search.bench import Bench
 from tuner.search.effort import RANKS, Effort
 from tuner.search.final import conclude, run_finals
 from tuner.search.heats import race
+from tuner.search.native_table import TableSearch, choose_table, wants_table, withdraw_table
 from tuner.search.progress import Progress
 from tuner.search.screen import MAX_JOBS, SEED, Rules, Screening, screen
 from tuner.search.sequence import hold_sequence_finals, sequences_of
 from tuner.search.whole import has_callable, hold_whole_final, plans_of, programs_of
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.space import SPACE_VERSION
+from tuner.target import Query
 from tuner.workers.device_lock import hold_device, lock_name
 from tuner.workers.pool import CompilePool
 
@@ -46,12 +48,16 @@ class Outcome:
 
 @dataclass
 class Sweep:
-    """A sweep under way; `outcomes` is up to date at any moment, so an interrupted one can still be shown."""
+    """A sweep under way; `outcomes` is up to date at any moment, so an interrupted one can still be shown.
+
+    tables: what was found of native ops of training programs, by SPEC.
+    """
 
     outcomes: list[Outcome] = field(default_factory=list)
     interrupted: bool = False
     started: float = field(default_factory=time.monotonic)
     whole_seconds: float = 0.0
+    tables: dict[str, TableSearch] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -166,18 +172,58 @@ def _conclude(sweep: Sweep, first: Mapping[str, Outcome], store: Store, policy: 
         # The vetoes first: no moment in which a losing set is served.
         for final in finals:
             store.record_program_final(final)
-        for outcome in (first[outcome.resolved.query.exact_key] for outcome in by_spec[spec]):
+        graphs = [outcome.resolved for outcome in by_spec[spec]]
+        new = [one for graph in graphs if (one := first[graph.query.exact_key]).winner is not None and one.generation is None]
+        if new:
+            withdraw_table(graphs, store)
+        for outcome in new:
             if outcome.winner is not None and outcome.generation is None:
                 outcome.generation = store.record_winner(outcome.winner)
                 outcome.progress.enter("done")
+        _choose_table(sweep, spec, graphs, bool(new), first, store, policy, effort)
     for outcome in sweep.outcomes:
         original = first[outcome.resolved.query.exact_key]
         outcome.winner, outcome.generation, outcome.error = original.winner, original.generation, original.error
         outcome.progress = original.progress
         if outcome.winner is not None and (program := outcome.resolved.program_query) is not None:
             made = [one.resolved for one in by_spec[outcome.resolved.spec] if one.resolved.program_query == program]
-            found = store.program_final(program.exact_key, plans_of(made, _in_force(made, first, store)))
+            found = store.program_final(program.exact_key, _plans_in_force(program, made, first, store))
             outcome.whole = None if found is None else found[0]
+
+
+def _choose_table(
+    sweep: Sweep,
+    spec: str,
+    graphs: Sequence[Resolved],
+    anew: bool,
+    first: Mapping[str, Outcome],
+    store: Store,
+    policy: Policy,
+    effort: Effort,
+) -> None:
+    """Searches the table of a callable that trains; what fails over it leaves the winners as they are, and is told."""
+    if not has_callable(spec) or not wants_table(graphs, anew, store):
+        return
+    originals = [first[graph.query.exact_key] for graph in graphs]
+    if any(outcome.winner is None for outcome in originals):
+        return
+    for outcome in originals:
+        outcome.progress.enter("native ops")
+    started = time.monotonic()
+    try:
+        sweep.tables[spec] = choose_table(spec, graphs, _in_force(graphs, first, store), store, policy, effort)
+    except (SpecError, WorkerError, DeviceBusy) as error:
+        sweep.tables[spec] = TableSearch(reason=str(error))
+    finally:
+        sweep.whole_seconds += time.monotonic() - started
+        for outcome in originals:
+            outcome.progress.enter("done")
+
+
+def _plans_in_force(program: Query, graphs: Sequence[Resolved], first: Mapping[str, Outcome], store: Store) -> str:
+    """Which plans, and which table, these graphs of a program are served with."""
+    choice = store.program_choice(program.exact_key)
+    return plans_of(graphs, _in_force(graphs, first, store), () if choice is None else choice[0].native_table)
 
 
 def _by_spec(sweep: Sweep) -> dict[str, list[Outcome]]:
@@ -204,7 +250,11 @@ def _needs_final(spec: str, outcomes: Sequence[Outcome], first: Mapping[str, Out
     graphs = [outcome.resolved for outcome in outcomes]
     winners = _in_force(graphs, first, store)
     made = programs_of(graphs) if has_callable(spec) else sequences_of(graphs)
-    chosen = {program.exact_key: plans for program, of_it in made.items() if (plans := plans_of(of_it, winners))}
+    chosen = {
+        program.exact_key: _plans_in_force(program, of_it, first, store)
+        for program, of_it in made.items()
+        if plans_of(of_it, winners)
+    }
     if not chosen:
         return False
     new = any(first[key].winner is not None and first[key].generation is None for key in winners)

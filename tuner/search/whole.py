@@ -149,10 +149,10 @@ def programs_of(graphs: Sequence[Resolved]) -> dict[Query, list[Resolved]]:
     return programs
 
 
-def plans_of(graphs: Sequence[Resolved], winners: Mapping[str, Winner]) -> str:
+def plans_of(graphs: Sequence[Resolved], winners: Mapping[str, Winner], native_table: tuple[str, ...] = ()) -> str:
     """Which plans these winners give the graphs of a program, see `digest_of_plans`; one without a winner has the default."""
     keys = [graph.query.exact_key for graph in graphs if graph.query.exact_key in winners]
-    return digest_of_plans({key: (winners[key].plan, winners[key].groups) for key in keys})
+    return digest_of_plans({key: (winners[key].plan, winners[key].groups) for key in keys}, native_table)
 
 
 def has_plan(graph: Resolved, winners: Mapping[str, Winner]) -> bool:

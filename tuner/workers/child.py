@@ -6,6 +6,7 @@ Requests, by "do":
     open tables: the same, chosen                      the same for tables of decompositions; see Tables
     open sequence: rows, ambient, policy, seed         a program's graphs without a callable; see GraphSequence
     table: kind                                        a verdict; see Tables.try_table
+    table graphs: kind                                 the graphs that come of it; see Tables.graphs_under
     try: plan, expected, seen_codes, own_copy          a verdict; see Session.try_plan
     compile: the same                                  a verdict without a run
     time: keys, samples, seed, patience                {times, conditions, busy}; see Session.time_plans
@@ -85,6 +86,8 @@ class Handler:
                 return self.open_tables(request)
             case "table":
                 return self.session.try_table(request["kind"])
+            case "table graphs":
+                return self.session.graphs_under(request["kind"])
             case "try" | "compile":
                 return self.attempt(request)
             case "time":

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-import tuner
 from tuner.compilers import dynamo
+from tuner.compilers.inductor.capture import capture
+from tuner.compilers.inductor.events import report, reset_report
 from tuner.compilers.inductor.hooks import dynamo_config
 from tuner.compilers.inductor.native_tables import backend_without, native_kinds
 from tuner.measure.correctness import deviation
@@ -43,7 +44,7 @@ class Tables(Whole):
         if chosen is not None:
             with _reading(chosen):
                 self.chosen = self._try(CHOSEN, torch.compile(self.function, backend="tuner", dynamic=False))
-                served = tuner.report()["served"]
+                served = report()["served"]
             self.chosen["outcomes"] = [[graph.workload_key, graph.outcome] for graph in served]
 
     def describe_default(self) -> dict[str, Any]:
@@ -70,6 +71,11 @@ class Tables(Whole):
         """
         return self._try(kind, torch.compile(self.function, backend=backend_without((kind,)), dynamic=False))
 
+    def graphs_under(self, kind: str) -> list[list[Any]]:
+        """(program key, its graphs' forms) of each program without `kind` in the table. Nothing can be timed after it."""
+        programs = capture(self.function, self.inputs, phase="training", without=(kind,))
+        return [[program.key, [graph.to_json() for graph in program.graphs]] for program in programs]
+
     def _try(self, name: str, compiled: Callable[..., Any]) -> dict[str, Any]:
         call = self._runs(compiled)
         try:
@@ -94,7 +100,7 @@ def _reading(store: str) -> Iterator[None]:
     before = os.environ["TUNER_STORE"]
     os.environ["TUNER_STORE"] = store
     dynamo.reset()
-    tuner.reset_report()
+    reset_report()
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tuner.compilers.inductor.decompose import late_decompose, native_table
+from tuner.compilers.inductor.decompose import late_decompose, native_table, register_native, table_without
 from tuner.compilers.inductor.hooks import compile_fx, dynamo_config, functorch_config, inductor_config
 from tuner.compilers.inductor.layouts import as_compiled
 from tuner.compilers.inductor.program import copied, is_training, program_key, program_ranges
@@ -130,7 +130,9 @@ def _with_native(graph: Graph, native: _Native | None) -> Graph:
     return replace(graph, native_form=native.form if native and native.key == graph.key else None)
 
 
-def _recorder(programs: list[Program]) -> Callable[..., Any]:
+def _recorder(programs: list[Program], without: Sequence[str]) -> Callable[..., Any]:
+    register_native(without)
+
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         program = Program(program_key(gm, example_inputs))
         programs.append(program)
@@ -155,7 +157,7 @@ def _recorder(programs: list[Program]) -> Callable[..., Any]:
             run._boxed_call = True  # type: ignore[attr-defined]
             return run
 
-        return compile_fx(gm, example_inputs, inner_compile=record)
+        return compile_fx(gm, example_inputs, inner_compile=record, decompositions=table_without(without) if without else None)
 
     return backend
 
@@ -179,12 +181,13 @@ def capture(
     inputs: Sequence[Any],
     dynamic: bool | None = False,
     phase: SpecPhase = "inference",
+    without: Sequence[str] = (),
 ) -> list[Program]:
     """The programs, in order, that `torch.compile(function)` makes for `inputs`, which runs once, without compiled code.
 
     dynamic: as torch.compile takes it. phase: whether it runs without gradients or as a training step; of a step each program
-    has a forward and a backward graph. Raises UnsupportedGraph, naming the node, for a graph that cannot be stored, SpecError for
-    what Dynamo cannot compile.
+    has a forward and a backward graph. without: op kinds that AOTAutograd leaves undecomposed, see `native_tables`. Raises
+    UnsupportedGraph, naming the node, for a graph that cannot be stored, SpecError for what Dynamo cannot compile.
     """
     programs: list[Program] = []
     torch._dynamo.reset()
@@ -196,7 +199,7 @@ def capture(
         contextlib.nullcontext() if phase == "training" or torch.is_inference_mode_enabled() else torch.no_grad(),
     ):
         try:
-            compiled = torch.compile(function, backend=_recorder(programs), dynamic=dynamic)
+            compiled = torch.compile(function, backend=_recorder(programs, without), dynamic=dynamic)
             if phase == "training":
                 step = Step(inputs)
                 step(compiled)

@@ -1,0 +1,224 @@
+"""Which op kind a training program leaves undecomposed throughout: what is tried, what confirms it, what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import CONDITIONS, EFFORT, GELU, POLICY, A, Told, noisy, resolved
+from stored import program, query, winner
+
+from tuner.cache.sqlite import SqliteStore
+from tuner.errors import DeviceBusy, WorkerDied
+from tuner.lookup.reader import StoreReader
+from tuner.plan import Plan
+from tuner.search.native_table import TableSearch, choose_table, wants_table, withdraw_table
+from tuner.search.whole import plans_of
+from tuner.search.workloads import Resolved
+from tuner.workload.graph import Graph, Node
+
+NORM = "aten.native_layer_norm.default"
+SPEC = "made.py:step"
+UNDER = Graph("forward", (Node("call", NORM, [], {}, None),), [], (0,), ())
+
+
+def graphs() -> list[Resolved]:
+    made = []
+    for phase in ("forward", "backward"):
+        one = resolved((), phase, SPEC, made_by=SPEC)
+        made.append(replace(one, graph=replace(one.graph, phase=phase)))
+    return made
+
+
+class Processes:
+    """All measuring processes of a test. kinds: those that the step holds, with the time of a step, where all else takes 1 ms.
+
+    verdicts: what differs in the answer to trying a kind; later: time of the choice in a final's process, by its number.
+    """
+
+    def __init__(
+        self,
+        kinds: Mapping[str, float],
+        verdicts: Mapping[str, Told] | None = None,
+        later: Callable[[int], float] | None = None,
+        chosen: Told | None = None,
+        busy: str | None = None,
+    ):
+        self.kinds, self.verdicts, self.chosen, self.busy = kinds, verdicts or {}, chosen or {}, busy
+        self.later = later or (lambda number: min(kinds.values()))
+        self.requests: list[Told] = []
+        self.started = self.finals = 0
+
+    def __call__(self, threads: int, device: str, environment: Mapping[str, str]) -> TableWorker:
+        self.started += 1
+        return TableWorker(self, environment)
+
+    def asked(self, do: str) -> list[Told]:
+        return [request for request in self.requests if request["do"] == do]
+
+
+class TableWorker:
+    def __init__(self, processes: Processes, environment: Mapping[str, str]):
+        self.processes, self.environment = processes, environment
+        self.alive = True
+
+    def ask(self, timeout_s: float, **request: Any) -> Any:
+        assert self.alive
+        self.processes.requests.append(request)
+        match request["do"]:
+            case "open tables":
+                return self._open(request)
+            case "table":
+                told = self.processes.verdicts.get(request["kind"], {})
+                if "raise" in told:
+                    self.alive = False
+                    raise told["raise"]
+                return {"status": "ok", "error": 0.1, "peak_bytes": 1000, **told}
+            case "table graphs":
+                return [[program(SPEC).workload_key, [UNDER.to_json()]]]
+            case _:
+                return self._time(request)
+
+    def _open(self, request: Told) -> Told:
+        told: Told = {"default_ms": 1.0, "repetitions": 1, "compile_s": 0.0, "check_s": 0.0, "call_s": 0.001, "error": 0.0}
+        told |= {"kinds": list(self.processes.kinds), "peak_bytes": {"default": 1000, "planned": 1000}, "chosen": {}}
+        if "chosen" in request:
+            with SqliteStore(Path(request["chosen"]), read_only=True) as store:
+                choice = store.program_choice(program(SPEC).exact_key)
+                assert choice is not None
+                assert choice[0].native_table
+            verdict = {"status": "ok", "error": 0.1, "peak_bytes": 1000, "outcomes": [[UNDER.key, "default"]]}
+            told["chosen"] = {**verdict, **self.processes.chosen}
+        return told
+
+    def _time(self, request: Told) -> Told:
+        times = {"default": 1.0, "planned": 1.0, **self.processes.kinds, "chosen": self.processes.later(self.processes.finals)}
+        self.processes.finals += "chosen" in request["keys"]
+        samples = {name: noisy(times[name], request["samples"]) for name in ("default", *request["keys"])}
+        return {**CONDITIONS, "times": samples, "busy": self.processes.busy}
+
+    def __enter__(self) -> TableWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.alive = False
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    with SqliteStore(tmp_path / "store.db") as opened:
+        for graph in graphs():
+            opened.add_graph(graph.query.workload_key, graph.graph.to_json())
+        opened.add_program(program(SPEC), [graph.query for graph in graphs()], SPEC)
+        yield opened
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch, store: SqliteStore) -> Callable[..., TableSearch]:
+    def chosen(processes: Processes, *winners: Any, patience: int = 1) -> TableSearch:
+        monkeypatch.setattr("tuner.search.native_table.Worker", processes)
+        for won in winners:
+            store.record_winner(won)
+        effort = replace(EFFORT, patience=patience)
+        return choose_table(SPEC, graphs(), {won.query.exact_key: won for won in winners}, store, POLICY, effort)
+
+    return chosen
+
+
+def answered(store: SqliteStore) -> Any:
+    return StoreReader(store.path).program(program(SPEC))
+
+
+def test_the_best_kind_is_confirmed_in_fresh_processes_and_served(choose, store: SqliteStore) -> None:
+    processes = Processes({GELU: 0.95, NORM: 0.8})
+    found = choose(processes)
+    assert found.won
+    assert processes.started == 1 + EFFORT.looks[0]
+    assert [request["kind"] for request in processes.asked("table")] == [GELU, NORM], "both are tried in one process"
+    answer = answered(store)
+    assert answer.native_table == (NORM,)
+    assert set(answer.graph_keys) == {*(graph.query.workload_key for graph in graphs()), UNDER.key}
+    assert store.graph(UNDER.key) == UNDER.to_json()
+
+
+def test_what_is_served_has_been_judged_as_such(choose, store: SqliteStore) -> None:
+    won = winner(query("forward"), A)
+    choose(Processes({NORM: 0.8}), won)
+    found = store.program_final(program(SPEC).exact_key, plans_of(graphs(), {won.query.exact_key: won}, (NORM,)))
+    assert found is not None
+    assert (found[0].verdict, found[0].speedup) == ("confirmed", pytest.approx(1 / 0.8))
+
+
+@pytest.mark.parametrize(
+    ("processes", "reason"),
+    [
+        (Processes({}), ""),
+        (Processes({NORM: 1.0}), ""),
+        (Processes({NORM: 0.8}, {NORM: {"error": None}}), "wrong"),
+        (Processes({NORM: 0.8}, {NORM: {"status": "compile_error", "message": "no such lowering"}}), "no such lowering"),
+        (Processes({NORM: 0.8}, {NORM: {"peak_bytes": 1100}}), "peak memory 1.10"),
+    ],
+    ids=["none in it", "no faster", "wrong", "compile error", "memory"],
+)
+def test_what_does_not_pay_is_settled_as_such(choose, store: SqliteStore, processes: Processes, reason: str) -> None:
+    found = choose(processes)
+    assert not found.won
+    assert reason in found.failed.get(NORM, "")
+    choice = store.program_choice(program(SPEC).exact_key)
+    assert choice is not None
+    assert choice[0].native_table == ()
+    assert not wants_table(graphs(), False, store), "it is not searched again"
+    assert wants_table(graphs(), True, store)
+
+
+def test_luck_in_the_screen_is_not_confirmed(choose, store: SqliteStore) -> None:
+    found = choose(Processes({NORM: 0.8}, later=lambda number: 1.0))
+    assert found.kind == NORM
+    assert not found.won
+    assert answered(store).native_table == ()
+
+
+@pytest.mark.parametrize("chosen", [{"error": 1e6}, {"peak_bytes": 1100}, {"outcomes": [["another graph", "default"]]}])
+def test_a_choice_that_is_off_in_a_process_of_its_own_is_none(choose, store: SqliteStore, chosen: Told) -> None:
+    found = choose(Processes({NORM: 0.8}, chosen=chosen))
+    assert not found.won
+    assert found.reason
+    assert answered(store).native_table == ()
+
+
+def test_a_kind_over_which_the_process_dies_costs_that_kind(choose) -> None:
+    processes = Processes({GELU: 0.8, NORM: 0.9}, {NORM: {"raise": WorkerDied("SIGSEGV")}})
+    found = choose(processes)
+    assert found.failed == {NORM: "SIGSEGV"}
+    assert (found.kind, found.won) == (GELU, True)
+
+
+def test_a_busy_machine_settles_nothing(choose, store: SqliteStore) -> None:
+    with pytest.raises(DeviceBusy, match="load 9"):
+        choose(Processes({NORM: 0.8}, busy="load 9"))
+    assert wants_table(graphs(), False, store)
+
+
+def test_beside_new_winners_a_choice_is_withdrawn(choose, store: SqliteStore) -> None:
+    choose(Processes({NORM: 0.8}))
+    withdraw_table(graphs(), store)
+    assert answered(store).native_table == ()
+    before = store.generation()
+    withdraw_table(graphs(), store)
+    assert store.generation() == before
+
+
+def test_inference_has_no_table(store: SqliteStore) -> None:
+    assert not wants_table([replace(one, graph=replace(one.graph, phase="inference")) for one in graphs()], True, store)
+    assert not wants_table([replace(one, program_query=None) for one in graphs()], True, store)
+
+
+def test_the_default_with_its_plans_is_what_a_choice_has_to_beat(choose) -> None:
+    processes = Processes({NORM: 0.8})
+    choose(processes, winner(query("forward"), A))
+    assert [request["keys"] for request in processes.asked("time")] == [["planned", NORM]] + [["planned", "chosen"]] * 3
+    assert all(request["phase"] == "training" for request in processes.asked("open tables"))
+    assert Plan() != A
