@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from serving import Example, gelu_of_norm
+from steps import Step, scores
 from torch._dynamo.utils import counters
 
+import tuner
 from tuner.answer import ProgramAnswer
 from tuner.compilers.inductor import report as report_module
 from tuner.lookup.client import Client
@@ -175,6 +177,39 @@ def test_a_process_that_has_spent_its_time_reports_no_more(bench, given, monkeyp
     assert (given, report["counts"]["miss not reported: time"]) == ([], 1)
 
 
+def test_a_training_program_is_reported_when_its_backward_is_compiled(bench, given):
+    for warm in (False, True):
+        bench.new_process()
+        step = Step(torch.compile(scores, backend="tuner"))
+        assert len(given) == (1 if warm else 0)
+        step.backward()
+        (told,) = given
+        assert [graph.phase for graph in told.graphs] == ["forward", "backward"]
+        forward, backward = told.graphs
+        assert [seen == UNSEEN for seen in (*forward.data, *backward.data)] == [False] * 2 + [True] * len(backward.inputs)
+        assert tuner.report()["counts"]["miss reported"] == 1
+        keys = [graph.workload_key for graph in tuner.report()["served"]]
+        assert keys == [graph.key for graph in told.graphs]
+        given.clear()
+
+
+def test_a_program_that_nobody_could_rebuild_is_not_reported(bench, given):
+    @torch.library.custom_op("tuner_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    _, report = bench.run((lambda x: torch.sin(twice(x)), (torch.ones(8),)))
+    assert (given, report["counts"]["miss not reported: opaque"]) == ([], 1)
+
+
+def test_of_a_symbolic_program_is_told_what_its_first_call_held(bench, given):
+    bench.run((lambda x: torch.sin(x) * 2, (torch.full((8, 4), 3.0),)), dynamic=True)
+    (graph,) = given[0].graphs
+    assert len(graph.symbols) == 2
+    assert (graph.data[0].low, graph.data[0].high) == (3.0, 3.0)
+
+
 def test_inputs_that_are_not_those_of_the_graph_count_as_unseen(bench):
     graph = bench.resolve(layer()).graph
     assert report_module._seen(graph, [torch.ones(3)]) == (UNSEEN,) * len(graph.inputs)
@@ -190,7 +225,9 @@ def test_what_the_compiler_returns_keeps_its_attributes(given):
     door = SimpleNamespace(settings=Settings(False, None, None), report=lambda report: "")  # type: ignore[arg-type]
     query = Query("program", "0" * 64, {}, {}, {"threads": 1})
     with torch.no_grad():
-        made = report_module.reporting(compiled, gm, inputs, {}, SimpleNamespace(door=door, query=query, graphs=[]))
+        made = report_module.reporting(
+            compiled, gm, inputs, {}, SimpleNamespace(door=door, query=query, graphs=[], training=False)
+        )
         assert made is not compiled
         assert (made.serialize, made.__wrapped__) == ("how to", compiled)
         assert torch.equal(made(torch.ones(2)), torch.full((2,), 2.0))

@@ -110,10 +110,11 @@ def _sweep(miss: MissReport, store: Path, effort: Effort, tell: Tell) -> tuple[s
     from tuner.cache.sqlite import SqliteStore
     from tuner.measurement import Policy
     from tuner.search.sweep import plan_sweep, run_sweep
-    from tuner.search.workloads import Resolved
+    from tuner.search.workloads import Resolved, sizes_of
 
     spec = f"program {miss.program.workload_key[:12]}"
-    workloads = [Resolved(spec, graph, query, miss.program) for graph, query in zip(miss.graphs, miss.queries, strict=True)]
+    queries = zip(miss.graphs, miss.queries, strict=True)
+    workloads = [Resolved(spec, graph, query, miss.program, sizes_of(graph)) for graph, query in queries]
     sweep = plan_sweep(workloads, effort, lambda: _tell_progress(sweep, tell))
 
     def wait(for_what: str) -> None:
