@@ -111,9 +111,10 @@ def _sweep(miss: MissReport, store: Path, effort: Effort, tell: Tell) -> tuple[s
     from tuner.measurement import Policy
     from tuner.search.sweep import plan_sweep, run_sweep
     from tuner.search.workloads import Resolved, sizes_of
+    from tuner.workload.backward import with_backward_data
 
     spec = f"program {miss.program.workload_key[:12]}"
-    queries = zip(miss.graphs, miss.queries, strict=True)
+    queries = zip(with_backward_data(miss.graphs), miss.queries, strict=True)
     workloads = [Resolved(spec, graph, query, miss.program, sizes_of(graph)) for graph, query in queries]
     sweep = plan_sweep(workloads, effort, lambda: _tell_progress(sweep, tell))
 

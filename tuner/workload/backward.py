@@ -5,6 +5,7 @@ A compile that reports a program sees the program's inputs, and so its forward's
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tuner.errors import UnsupportedGraph, one_line
 from tuner.workload.fx import UNSEEN, to_fx
 from tuner.workload.graph import Graph, InputData
 from tuner.workload.inputs import make_inputs
 from tuner.workload.seen import seen_in_all
 
+log = logging.getLogger("tuner")
 SEED = 20262
 # Gradients of the program's outputs.
 TANGENTS = "tangents_"
@@ -26,13 +29,18 @@ GRADIENT = InputData(-4, 4, 0.0, 1.0)
 def with_backward_data(graphs: Sequence[Graph]) -> list[Graph]:
     """The graphs of one program, in order, a backward of which nothing was seen with data of what its forward keeps for it.
 
-    The forward runs eagerly, on made inputs. Gradients that come in are normal numbers. Raises UnsupportedGraph, and what eager
-    raises.
+    The forward runs eagerly, on made inputs. Gradients that come in are normal numbers. Where the forward cannot run so, nothing
+    more is known.
     """
     filled = list(graphs)
     for i, graph in enumerate(graphs):
         if graph.phase == "backward" and all(seen == UNSEEN for seen in graph.data):
-            filled[i] = fill_backward_data(_forward_of(graph, graphs[:i]), graph)
+            forward = _forward_of(graph, graphs[:i])
+            try:
+                filled[i] = fill_backward_data(forward, graph)
+            except (UnsupportedGraph, RuntimeError, IndexError, ValueError) as error:
+                log.warning("tuner: nothing is known of what a backward takes of its forward: %s", one_line(error))
+                filled[i] = fill_backward_data(None, graph)
     return filled
 
 
@@ -43,7 +51,10 @@ def _forward_of(backward: Graph, graphs: Sequence[Graph]) -> Graph | None:
 
 
 def fill_backward_data(forward: Graph | None, backward: Graph) -> Graph:
-    """`backward` with data of its inputs as `forward` makes them; without a forward, gradients only. Raises as above."""
+    """`backward` with data of its inputs as `forward` makes them; without a forward, gradients only.
+
+    Raises UnsupportedGraph where the forward cannot be rebuilt, and what eager raises.
+    """
     kept: dict[str, Any] = {}
     parameters: set[str] = set()
     if forward is not None:
