@@ -1,6 +1,6 @@
 """Coverage: many small models with random weights, compiled through the back end and by Inductor alone, and compared.
 
-    python benchmarks/coverage.py [--json] [--models A,B] [--own] [--seeds N,N] [--plans] [--draws N] [--jobs N]
+    python benchmarks/coverage.py [--json] [--models A,B] [--own] [--seeds N,N] [--plans] [--draws N] [--jobs N] [--verbose]
 
 Each model runs in a process of its own: for inference and as a training step, at one batch size and then at another, by which its
 graphs become symbolic. Outputs, gradients and buffers must be Inductor's bit for bit while the store knows nothing, and again
@@ -56,7 +56,7 @@ class Row:
 
     @property
     def served(self) -> bool:
-        return not self.errors and not self.reasons and self.keyed == self.graphs
+        return not self.errors and not self.reasons and self.keyed == self.graphs > 0
 
 
 def rows_of(asked: Sequence[tuple[str, int, tuple[str, ...], bool, bool]], jobs: int) -> Iterator[Row]:
@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--plans", action="store_true")
     parser.add_argument("--draws", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--verbose", action="store_true", help="with --json, a line for each model on standard error")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--same", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -194,7 +195,7 @@ def main() -> None:
     rows = []
     for row in rows_of(drawn(names, asked.draws, seeds[0]) if asked.draws else wanted, asked.jobs):
         rows.append(row)
-        if not asked.json or row.errors:
+        if not asked.json or row.errors or asked.verbose:
             told = f"{row.keyed}/{row.graphs} graphs keyed, {row.plans} random plans, {row.worst:.2g} tolerances"
             ended = "; ".join(row.errors) or "ok"
             print(f"{row.model:<26}{row.seed:>7}  {told}  {row.reasons or ''}  {ended}", file=sys.stderr, flush=True)

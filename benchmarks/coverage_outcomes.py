@@ -40,7 +40,7 @@ def outcomes(make: Callable[[], Made], seed: int, phase: str, backend: str, dtyp
     with (
         functorch_config.patch(enable_autograd_cache=False),
         inductor_config.patch(fx_graph_cache=False),
-        dynamo_config.patch(allow_rnn=True),
+        dynamo_config.patch(allow_rnn=True, capture_dynamic_output_shape_ops=True),
         contextlib.nullcontext() if phase == "training" else torch.no_grad(),
     ):
         run = net if backend == "eager" else torch.compile(net, backend=backend)

@@ -63,6 +63,8 @@ class Symbols:
         for symbol in new:
             if not symbol_is_type(symbol, SymT.SIZE):
                 raise UnsupportedGraph("symbolic_sizes", f"{node} has sizes that depend on data: {expression}")
+            if self._environment is not None and symbol not in self._environment.var_to_range:
+                raise UnsupportedGraph("symbolic_sizes", f"{node} has ragged sizes, which are no numbers: {expression}")
         for symbol in sorted(new, key=self._rank) if len(new) > 1 else new:
             self.numbers[symbol] = len(self.numbers)
         text = self._texts[expression] = written(expression, self.numbers)
