@@ -6,11 +6,16 @@ import json
 import logging
 
 import pytest
+import torch
 from serving import Bench, gelu_of_norm, pointwise_then_sum, realise
 from steps import alone, known, scores, settle, train
+from torch._dynamo import pgo
 from torch._dynamo.utils import counters
 
 import tuner
+from tuner.compilers.inductor.events import Served
+from tuner.compilers.inductor.hooks import compiler_config, dynamo_config
+from tuner.compilers.inductor.pinned import Pinned
 from tuner.plan import Plan
 from tuner.search_spaces.fusion import no_fusion
 
@@ -36,6 +41,17 @@ def test_an_unrelated_winner_invalidates_nothing_and_a_hit_is_counted(bench: Ben
     (graph,) = report["served"]
     assert (graph.outcome, graph.tier, graph.winner) == ("served from cache", "exact", "plan")
     assert report["counts"] == {"program": 1, "served from cache": 1}
+
+
+def test_an_unrelated_winner_without_the_remedy(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pinned, "tag", property(lambda self: f"generation {self.answer.generation}"))
+    bench.settle(pointwise_then_sum(), no_fusion_plan(bench))
+    bench.run(pointwise_then_sum())
+    bench.run(pointwise_then_sum())
+    assert hits()[0] == 1
+    bench.settle(gelu_of_norm(), Plan())
+    bench.run(pointwise_then_sum())
+    assert hits()[0] == 0, "where the store's age is in the key, every winner invalidates every program"
 
 
 def test_a_new_winner_of_the_backward_leaves_the_forwards_entry_valid(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +90,27 @@ def test_the_report_is_of_this_process(bench: Bench) -> None:
     bench.run(pointwise_then_sum())
     bench.run(pointwise_then_sum())
     assert [graph.outcome for graph in tuner.report()["served"]] == ["default from cache"]
+
+
+def test_a_profile_of_sizes_outlives_an_unrelated_winner(bench: Bench) -> None:
+    function = pointwise_then_sum()[0]
+    inputs = [torch.ones(rows, 32) for rows in (8, 9)]
+
+    def process(*calls: torch.Tensor) -> list[Served]:
+        bench.new_process()
+        pgo.reset_code_state()
+        compiled = torch.compile(function, backend="tuner")
+        with torch.no_grad():
+            for value in calls:
+                compiled(value, value)
+        return tuner.report()["served"]
+
+    with compiler_config.patch(job_id="test"), dynamo_config.patch(automatic_dynamic_local_pgo=True):
+        fixed, symbolic = process(*inputs)
+        bench.settle(gelu_of_norm(), Plan(native=("aten.gelu.default",)))
+        (again,) = process(inputs[0])
+        with compiler_config.patch(cache_key_tag="generation 1"):
+            (forgotten,) = process(inputs[0])
+    assert fixed.workload_key != symbolic.workload_key
+    assert (again.outcome, again.workload_key) == ("default from cache", symbolic.workload_key)
+    assert forgotten.workload_key == fixed.workload_key, "a tag for the whole process is in the profile's key"

@@ -20,9 +20,12 @@ import tuner.search.sweep
 from tuner.cache.sqlite import SqliteStore
 from tuner.canonical import named_fields
 from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
+from tuner.compilers.inductor.capture import capture
 from tuner.daemon.tuning import NICENESS, tune
 from tuner.errors import DeviceBusy, SpecError, StoreError, TunerError, WorkerDied
 from tuner.workers import device_lock, guard
+from tuner.workload.fx import UNSEEN
+from tuner.workload.graph import Graph
 from tuner.workload.miss_report import MissReport
 
 HERE = {"target": cpu_target().fields(), "toolchain": dict(cpu_toolchain())}
@@ -95,6 +98,32 @@ def sweeping(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr(tuner.search.sweep, "run_sweep", run)
     return told
+
+
+def trained() -> list[Graph]:
+    """A forward and a backward graph of which a compile saw the forward's inputs."""
+    inputs = (torch.full((4, 8), 3.0, requires_grad=True),)
+    (program,) = capture(lambda x: torch.tanh(x) * x, inputs, phase="training")
+    forward, backward = program.graphs
+    return [forward, replace(backward, data=(UNSEEN,) * len(backward.data))]
+
+
+def test_the_inputs_of_a_backward_are_like_what_its_forward_makes(tmp_path, sweeping):
+    sweeping.ends = [settled(query()), settled(query())]
+    told = from_here(*trained())
+    assert outcome(tmp_path, told)[0] == "done"
+    forward, backward = (one.resolved.graph for one in sweeping.given.sweep.outcomes)
+    assert forward == told.graphs[0]
+    assert (backward.key, UNSEEN in backward.data) == (told.graphs[1].key, False)
+    assert (backward.data[0].low, backward.data[0].high) == (3.0, 3.0)
+
+
+def test_where_the_forward_does_not_run_the_backward_is_tuned_on_any_data(tmp_path, sweeping, monkeypatch):
+    sweeping.ends = [settled(query()), settled(query())]
+    monkeypatch.setattr("tuner.workload.backward.to_fx", lambda graph: None)
+    told = from_here(*trained())
+    assert outcome(tmp_path, told)[0] == "done"
+    assert sweeping.given.sweep.outcomes[1].resolved.graph.data == told.graphs[1].data
 
 
 @pytest.mark.parametrize(
