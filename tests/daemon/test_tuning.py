@@ -118,14 +118,6 @@ def test_the_inputs_of_a_backward_are_like_what_its_forward_makes(tmp_path, swee
     assert (backward.data[0].low, backward.data[0].high) == (3.0, 3.0)
 
 
-def test_where_the_forward_does_not_run_the_backward_is_tuned_on_any_data(tmp_path, sweeping, monkeypatch):
-    sweeping.ends = [settled(query()), settled(query())]
-    monkeypatch.setattr("tuner.workload.backward.to_fx", lambda graph: None)
-    told = from_here(*trained())
-    assert outcome(tmp_path, told)[0] == "done"
-    assert sweeping.given.sweep.outcomes[1].resolved.graph.data == told.graphs[1].data
-
-
 @pytest.mark.parametrize(
     ("ends", "ended", "reason"),
     [
