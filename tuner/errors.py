@@ -11,6 +11,7 @@ TunerError                1  anything below, when nothing more precise fits
 │   ├── PlanNotRealised   6  the compiler did not make what the plan asks for
 │   ├── PlanRefused       6  a plan that may not be applied to this graph, or in this mode
 │   └── DuplicateCode     6  the generated code was measured before; raised to skip its compilation
+├── RandomPlanFailed      6  a compile failed under a plan drawn at random for a test, and not by default
 ├── WorkerError           7  the measuring process failed
 │   ├── WorkerTimeout     7  ... it did not answer in time and was killed
 │   └── WorkerDied        7  ... it ended by itself
@@ -108,6 +109,15 @@ class DuplicateCode(PlanError):
     def __init__(self, code_key: str):
         super().__init__(f"generated code {code_key[:12]} was seen before")
         self.code_key = code_key
+
+
+class RandomPlanFailed(TunerError):
+    """For tests: a graph that compiles by default did not under the plan drawn for it. Says what makes it happen again."""
+
+    exit_code = 6
+
+    def __init__(self, seed: str, key: str, message: str):
+        super().__init__(f"TUNER_RANDOM_PLANS={seed}, graph {key[:12]}, {message}")
 
 
 class WorkerError(TunerError):

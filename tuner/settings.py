@@ -17,7 +17,7 @@ class Settings:
 
     deadline_ms: milliseconds that look-ups may take in this process, all together, before it stops asking. read_back: report the
     groups also of graphs that are compiled by default; those then have entries of their own in the compile caches. report_misses:
-    give a daemon that tunes the graphs that it does not know.
+    give a daemon that tunes the graphs that it does not know. random_plans: a seed, for tests; plans are drawn, nobody is asked.
     """
 
     disabled: bool
@@ -26,6 +26,7 @@ class Settings:
     deadline_ms: float = 250.0
     read_back: bool = False
     report_misses: bool = True
+    random_plans: str = ""
 
     @staticmethod
     def from_environment(environ: Mapping[str, str] = os.environ, store: Path | None = None) -> Settings:
@@ -46,6 +47,7 @@ class Settings:
             disabled=environ.get("TUNER_DISABLE", "") not in ("", "0"),
             read_back=environ.get("TUNER_READ_BACK", "") not in ("", "0"),
             report_misses=environ.get("TUNER_REPORT_MISSES", "") != "0",
+            random_plans=environ.get("TUNER_RANDOM_PLANS", ""),
             store=path,
             socket=socket,
             deadline_ms=deadline_ms,

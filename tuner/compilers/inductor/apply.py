@@ -86,7 +86,7 @@ class ForcedGroups(InductorChoices):
     # Whether the class after this one, in the order of inheritance, has the method of its own: the user's veto stays a veto.
     tuner_asks_first: Set[str] = frozenset()
 
-    def __init__(self, groups: Groups, realised: Realised, uuid: str):
+    def __init__(self, groups: Groups | Mapping[str, int], realised: Realised, uuid: str):
         self.tuner_groups, self.tuner_realised, self.tuner_uuid = _group_of(groups), realised, uuid
 
     def uuid(self) -> str:
@@ -107,8 +107,11 @@ class ForcedGroups(InductorChoices):
         return super().can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
 
 
-def forced_groups(groups: Groups, realised: Realised, uuid: str, users: InductorChoices) -> ForcedGroups:
-    """The handler for `groups`, which leaves every other choice to the user's handler, of which it shares the state."""
+def forced_groups(groups: Groups | Mapping[str, int], realised: Realised, uuid: str, users: InductorChoices) -> ForcedGroups:
+    """The handler for `groups`, a partition or the group of each leaf.
+
+    It leaves every other choice to the user's handler, of which it shares the state.
+    """
     kind = type(users)
     if kind is InductorChoices:
         return ForcedGroups(groups, realised, uuid)
@@ -124,22 +127,26 @@ def forced_groups(groups: Groups, realised: Realised, uuid: str, users: Inductor
     return made
 
 
-def _group_of(groups: Groups) -> dict[str, int]:
+def _group_of(groups: Groups | Mapping[str, int]) -> Mapping[str, int]:
+    if isinstance(groups, Mapping):
+        return groups
     return {leaf: i for i, group in enumerate(groups) for leaf in group}
 
 
 @contextlib.contextmanager
-def applied(plan: Plan, realised: Realised, expected: Groups | None = None) -> Iterator[None]:
+def applied(
+    plan: Plan, realised: Realised, expected: Groups | None = None, dealt: Mapping[str, int] | None = None
+) -> Iterator[None]:
     """The graph that Inductor compiles in this context and thread is compiled as `plan` wants it, whatever inner step is around.
 
-    Native ops are decided before the graph is made.
+    Native ops are decided before the graph is made. dealt: the group of each leaf by its id, in place of the plan's groups.
     """
-    with within_inner_step(lambda: _in_force(plan, realised, expected)):
+    with within_inner_step(lambda: _in_force(plan, realised, expected, dealt)):
         yield
 
 
 @contextlib.contextmanager
-def _in_force(plan: Plan, realised: Realised, expected: Groups | None) -> Iterator[None]:
+def _in_force(plan: Plan, realised: Realised, expected: Groups | None, dealt: Mapping[str, int] | None = None) -> Iterator[None]:
     """The plan's settings and hooks, around the user's.
 
     Three things go together, for each alone leaves a stale or a poisoned compile cache behind: the choices handler is set both
@@ -148,7 +155,7 @@ def _in_force(plan: Plan, realised: Realised, expected: Groups | None) -> Iterat
     or while the graph is compiled, for one that must not be left to eager.
     """
     users = users_hooks()
-    told = hashlib.sha256(repr((expected, users.uuid)).encode()).hexdigest()[:16]
+    told = hashlib.sha256(repr((expected, users.uuid, dealt)).encode()).hexdigest()[:16]
     uuid = f"tuner-{APPLY_VERSION}-{plan.key}-{told}"
     eager = plan.compiler == "eager"
     config: dict[str, Any] = {
@@ -158,8 +165,9 @@ def _in_force(plan: Plan, realised: Realised, expected: Groups | None) -> Iterat
         "_post_fusion_custom_pass": ReadBack(realised, expected, uuid, after=True, users=users.post_fusion),
     }
     with contextlib.ExitStack() as stack:
-        if plan.groups is not None:
-            choices = forced_groups(plan.groups, realised, uuid, users.choices)
+        groups = plan.groups if dealt is None else dealt
+        if groups is not None:
+            choices = forced_groups(groups, realised, uuid, users.choices)
             config["inductor_choices_class"] = lambda: choices
             stack.enter_context(V.set_choices_handler(choices))
         stack.enter_context(inductor_config.patch(config))

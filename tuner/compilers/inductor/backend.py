@@ -13,11 +13,12 @@ from torch import fx
 from tuner.compilers.inductor import events
 from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
 from tuner.compilers.inductor.doors import Run
-from tuner.compilers.inductor.hooks import compiler_config, missing_hooks
+from tuner.compilers.inductor.hooks import DYNAMO_SIGNALS, compiler_config, missing_hooks
 from tuner.compilers.inductor.pinned import NotPinned, Pinned
 from tuner.compilers.inductor.program import copied, is_training, program_key, program_ranges
+from tuner.compilers.inductor.random_plans import compile_at_random
 from tuner.compilers.inductor.report import reporting
-from tuner.compilers.inductor.users import Outranking, option_names
+from tuner.compilers.inductor.users import Outranking, option_names, users_hooks
 from tuner.errors import UnsupportedGraph, find_cause
 from tuner.lookup.client import Client
 from tuner.search_spaces.inductor_knobs import KNOBS
@@ -43,7 +44,8 @@ def compile_program(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Ca
     events.count("program")
     # The client's border: what fails here on our account must not fail the user's build.
     try:
-        pinned = _pin(gm, example_inputs, inner)
+        seed = _seed()
+        pinned = None if seed else _pin(gm, example_inputs, inner)
         untouched = copied(gm) if pinned is not None and (pinned.may_fail or pinned.answer.wanted) else None
     except UnsupportedGraph as error:
         events.count(f"default: {error.reason}")
@@ -51,10 +53,14 @@ def compile_program(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Ca
     except Exception as error:
         events.swallowed("look-up error", error)
         return by_default(gm)
+    if seed:
+        return compile_at_random(gm, example_inputs, inner, run, seed)
     if pinned is None:
         return by_default(gm)
     try:
         compiled = pinned.compile(gm, example_inputs, run)
+    except DYNAMO_SIGNALS:
+        raise
     except Exception as error:
         if untouched is None or not pinned.may_fail:
             raise
@@ -69,6 +75,15 @@ def compile_program(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Ca
         events.count("miss not reported: an artifact")
         return compiled
     return reporting(compiled, untouched, example_inputs, {}, pinned)
+
+
+def _seed() -> str:
+    """What plans are drawn from, where a test asks for plans at random; else empty. Raises UnsupportedGraph: user's hooks."""
+    settings = client().settings
+    if settings.disabled or not settings.random_plans or missing_hooks():
+        return ""
+    users_hooks()
+    return settings.random_plans
 
 
 def _pin(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[..., Any]) -> Pinned | None:

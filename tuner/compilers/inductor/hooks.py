@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import torch._dynamo.config as dynamo_config
+import torch._dynamo.exc as dynamo_exc
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 import torch.compiler.config as compiler_config
@@ -33,6 +34,7 @@ except ImportError:  # torch < 2.13: without it the compile caches' key cannot c
     CustomSchedulerPass = object  # type: ignore[assignment, misc]
 
 __all__ = [
+    "DYNAMO_SIGNALS",
     "CustomSchedulerPass",
     "GraphLowering",
     "InductorChoices",
@@ -70,6 +72,10 @@ def compile_fx(*args: Any, **kwargs: Any) -> Any:
 def own_choices_handler() -> Any:
     """This thread's choices handler; None where none was set or made yet. (Reading `V.choices` would make one, and keep it.)"""
     return getattr(virtualized.threadlocal, virtualized._choices._key, None)
+
+
+# By these a compile tells Dynamo to trace again, or not at all: no errors, and to be passed on.
+DYNAMO_SIGNALS = (dynamo_exc.RestartAnalysis, dynamo_exc.SkipFrame)
 
 
 def missing_hooks() -> list[str]:
