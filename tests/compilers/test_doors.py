@@ -136,6 +136,32 @@ def test_our_own_captures_are_not_served(bench: Bench, enabled: None) -> None:
     assert tuner.report()["counts"] == {}
 
 
+class Layer(torch.nn.Module):
+    """With parameters, which AOTInductor makes constants of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(64, 64), torch.nn.LayerNorm(64)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = torch.tanh(self.norm(self.linear(x)))
+        return y, torch.softmax(y, -1) + 1
+
+
+@pytest.mark.slow
+def test_parameters_that_aotinductor_binds_make_no_other_graph(bench: Bench, enabled: None, tmp_path: Path) -> None:
+    layer, inputs = Layer().eval().requires_grad_(False), (torch.randn(8, 64),)
+    with inductor_config.patch(cpp_wrapper=True):
+        graph = bench.resolve((layer, inputs)).graph
+        groups = bench.settle((layer, inputs), Plan(groups=no_fusion(realise(graph, Plan())[1])))
+    with torch.no_grad():
+        program = torch.export.export(layer, inputs)
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+        assert served() == [("served", "exact", groups)]
+        outputs = torch._inductor.aoti_load_package(path)(*inputs)
+        torch.testing.assert_close(tuple(outputs), layer(*inputs))
+
+
 @pytest.mark.slow
 def test_a_package_of_aotinductor_is_compiled_under_the_plan_of_cpp_wrapper(bench: Bench, enabled: None, tmp_path: Path) -> None:
     with inductor_config.patch(cpp_wrapper=True):

@@ -28,6 +28,7 @@ from tuner.workload.sizes import SizeNodes
 from tuner.workload.symbols import Ranges, Symbols, is_number
 
 __all__ = [
+    "BOUND",
     "UNSEEN",
     "canonical_order",
     "empty",
@@ -44,6 +45,16 @@ __all__ = [
     "written_arguments",
     "written_once",
 ]
+
+
+# In the metadata of a constant that is in truth an input: one that whoever compiles has bound to it, as AOTInductor does with
+# parameters. The kernels are the same.
+BOUND = "tuner_bound"
+
+
+def is_input(node: fx.Node) -> bool:
+    """Whether a node stands for an input of the graph."""
+    return node.op == "placeholder" or BOUND in node.meta
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
@@ -83,7 +94,7 @@ def canonical_order(graph: fx.Graph) -> list[fx.Node]:
                 elif place[user] > place[writer]:
                     needs[user].append(writer)
     order = depth_first(rank, {node: sorted(needs[node], key=rank.__getitem__) for node in rank})
-    return [node for node in order if node.op == "placeholder"] + [node for node in order if node.op != "placeholder"]
+    return [node for node in order if is_input(node)] + [node for node in order if not is_input(node)]
 
 
 def depth_first(roots: Iterable[fx.Node], needs: Mapping[fx.Node, list[fx.Node]]) -> list[fx.Node]:
@@ -142,9 +153,9 @@ class _Rows:
         return tensor_meta(node.meta.get("val"), f"node {node}", self.symbols)
 
     def _node(self, node: fx.Node) -> Node:
-        if node.op == "get_attr":
+        if node.op == "get_attr" and not is_input(node):
             return self._constant(node)
-        if node.op == "placeholder":
+        if is_input(node):
             meta = self._meta(node)
             if self.nested or (meta is not None and isinstance(meta[0], str)):
                 return Node("input", "", [], {}, meta)
@@ -206,7 +217,8 @@ def from_fx(
     (output,) = gm.graph.find_nodes(op="output")
     outputs, user_visible = _outputs(output, phase)
     passed = gm.graph.find_nodes(op="placeholder")
-    inputs = [node for node in passed if node in index and nodes[index[node]].op == "input"]
+    inputs = [node for node in gm.graph.nodes if node in index and nodes[index[node]].op == "input"]
+    static = [*(passed[i] for i in static_inputs), *(node for node in inputs if BOUND in node.meta)]
     place = {node: i for i, node in enumerate(inputs)}
     written = {target for node in order for target in written_arguments(node)}
     training = phase != "inference"
@@ -216,7 +228,7 @@ def from_fx(
         outputs=[rows.describe(value, output) for value in outputs],
         order=tuple(index[node] for node in gm.graph.nodes if node in index),
         data=(UNSEEN,) * len(inputs),
-        static_inputs=tuple(place[passed[i]] for i in static_inputs if passed[i] in place),
+        static_inputs=tuple(place[node] for node in static if node in place),
         mutated=tuple(i for i, node in enumerate(inputs) if node in written),
         symbols=rows.symbols.declared(ranges),
         user_visible=user_visible if training else None,

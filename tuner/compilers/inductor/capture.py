@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,12 +13,12 @@ import torch
 from torch import fx
 
 from tuner.compilers.inductor.decompose import late_decompose, native_table, register_native, table_without
-from tuner.compilers.inductor.hooks import compile_fx, dynamo_config, functorch_config, inductor_config
+from tuner.compilers.inductor.hooks import V, compile_fx, dynamo_config, functorch_config, inductor_config
 from tuner.compilers.inductor.layouts import as_compiled
 from tuner.compilers.inductor.program import copied, is_training, program_key, program_ranges
 from tuner.errors import SpecError, UnsupportedGraph, find_cause, one_line
 from tuner.search_spaces.native import NATIVE_OPS
-from tuner.workload.fx import from_fx
+from tuner.workload.fx import BOUND, from_fx
 from tuner.workload.graph import Graph, InputData, SpecPhase
 from tuner.workload.seen import seen_in_all
 from tuner.workload.step import Step
@@ -118,12 +119,22 @@ def form_of(
     compiled for what that lays out in another way. ranges: of the program's symbols, see `program.program_ranges`; a backward's
     key would else depend on how its forward was lowered.
     """
+    if V.aot_compilation and not inductor_config.freezing:
+        _mark_bound(gm)
     phase = "inference" if kwargs.get("is_inference") else "backward" if kwargs.get("is_backward") else "forward"
     if phase == "backward" and example_inputs:
         for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
             if isinstance(value, torch.Tensor):
                 node.meta["val"] = value
     return from_fx(gm, phase, sorted(kwargs.get("static_input_idxs", ())), ranges)
+
+
+def _mark_bound(gm: fx.GraphModule) -> None:
+    """Marks the constants that AOTInductor has made of parameters and the like: single numbers it had as constants before."""
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = functools.reduce(getattr, str(node.target).split("."), gm)
+        if isinstance(value, torch.Tensor) and value.numel() > 1 and isinstance(node.meta.get("val"), torch.Tensor):
+            node.meta[BOUND] = True
 
 
 def _with_native(graph: Graph, native: _Native | None) -> Graph:
