@@ -5,9 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 from tuner.answer import digest_of_plans
@@ -15,7 +14,7 @@ from tuner.cache.sqlite import SqliteStore
 from tuner.canonical import named_fields
 from tuner.errors import DeviceBusy, WorkerDied, WorkerError, WorkerTimeout
 from tuner.measure.promises import FALSE_WINNERS, MAX_LOSS
-from tuner.measure.statistics import Speedup, median_ratio, speedup_of
+from tuner.measure.statistics import Pair, Speedup, median_of, median_ratio, speedup_of, speedups_by_size
 from tuner.measurement import Policy, ProgramFinal, Winner
 from tuner.search.effort import Effort
 from tuner.search.provenance import provenance
@@ -24,14 +23,13 @@ from tuner.target import Query
 from tuner.workers.limits import OPEN_S, limits
 from tuner.workers.process import START_S, Worker
 from tuner.workload.graph import SpecPhase
+from tuner.workload.shapes import STATIC, Shapes
 
 # In units of the tolerance of whole graphs: two compilations are compared here, and each may be off by as much as was allowed.
 MAX_ERROR = 10.0
 
 # Milliseconds for the look-ups of such a process: a loaded machine is no reason to judge the default in place of the plans.
 DEADLINE_MS = "30000"
-
-Pair = tuple[Sequence[float], Sequence[float]]
 
 
 def has_callable(spec: str) -> bool:
@@ -49,19 +47,21 @@ def hold_whole_final(
     user's process would. Plans with which the outputs are others, or the process dies, are vetoed at once, and their
     speed-up is told as 0. Raises WorkerError for what else goes wrong, also where a process was not served them; DeviceBusy.
     """
-    programs = programs_of(graphs)
+    programs, shapes = programs_of(graphs), graphs[0].shapes
+    policy = replace(policy, sizes=shapes.whole_sizes)
     with store_of(spec, programs, winners) as environment:
         request = {**whole_request(spec, graphs, policy), "do": "open whole"}
         planned = {graph.query.workload_key for graph in graphs if has_plan(graph, winners)}
         one = Process(request, graphs[0].device, planned, MAX_ERROR, policy, effort, environment)
-        return judged(programs, winners, policy, effort, lambda process: one_that_lives(one, process))
+        return judged(programs, winners, policy, effort, lambda process: one_that_lives(one, process), shapes)
 
 
 def whole_request(spec: str, graphs: Sequence[Resolved], policy: Policy) -> dict[str, Any]:
-    """What a worker is told to open a callable."""
+    """What a worker is told to open a callable. policy: with the sizes of the whole."""
     phase: SpecPhase = "inference" if all(graph.graph.phase == "inference" for graph in graphs) else "training"
     ambient = named_fields(graphs[0].query.ambient)
-    return {"spec": spec, "ambient": ambient, "policy": policy.fields(), "phase": phase}
+    shapes = graphs[0].shapes.to_json()
+    return {"spec": spec, "ambient": ambient, "policy": policy.fields(), "phase": phase, "shapes": shapes}
 
 
 def judged(
@@ -70,6 +70,7 @@ def judged(
     policy: Policy,
     effort: Effort,
     one_process: Callable[[int], dict[str, Any]],
+    shapes: Shapes = STATIC,
 ) -> list[ProgramFinal]:
     """What as many processes say of the programs' plans as it takes to be clear; each program of which a graph has a plan.
 
@@ -79,19 +80,22 @@ def judged(
     conditions: list[dict[str, Any]] = []
     wrong = ""
     for process in range(effort.looks[-1]):
-        if process in effort.looks and clear_verdict(pairs, effort) is not None:
+        if process in effort.looks and clear_verdict(pairs, effort, policy) is not None:
             break
         timed = one_process(process)
         if wrong := timed["wrong"]:
             break
         pairs.append((timed["times"]["default"], timed["times"]["planned"]))
         conditions.append(timed["conditions"])
-    speedup = Speedup(0.0, 0.0, 0.0) if wrong else interval(pairs, effort)
-    verdict = "vetoed" if wrong else clear_verdict(pairs, effort) or ("vetoed" if speedup.value < 1.0 else "confirmed")
+    speedup = Speedup(0.0, 0.0, 0.0) if wrong else interval(pairs, effort, policy.size_count)
+    at_sizes = [] if wrong else at_each_size(pairs, effort, policy)
+    does_harm = speedup.value < 1.0 or any(one.value < MAX_LOSS for one in at_sizes)
+    verdict = "vetoed" if wrong else clear_verdict(pairs, effort, policy) or ("vetoed" if does_harm else "confirmed")
     evidence = {
         "processes": len(pairs),
         "samples_per_process": effort.final_samples,
-        "speedup_by_process": [median_ratio(*pair) for pair in pairs],
+        "speedup_by_process": [median_ratio(*pair, policy.size_count) for pair in pairs],
+        **(_by_size(shapes, policy, at_sizes) if at_sizes else {}),
         "conditions": conditions,
         **({"error": wrong} if wrong else {}),
     }
@@ -119,25 +123,41 @@ def final_of(
         speedup=speedup.value,
         speedup_low=speedup.low,
         speedup_high=speedup.high,
-        default_ms=median(ms for pair in pairs for ms in pair[0]) if pairs else 0.0,
-        planned_ms=median(ms for pair in pairs for ms in pair[1]) if pairs else 0.0,
+        default_ms=median_of([ms for pair in pairs for ms in pair[0]], policy.size_count) if pairs else 0.0,
+        planned_ms=median_of([ms for pair in pairs for ms in pair[1]], policy.size_count) if pairs else 0.0,
         policy=policy,
         evidence=evidence,
         provenance=provenance(),
     )
 
 
-def clear_verdict(pairs: Sequence[Pair], effort: Effort) -> Literal["confirmed", "vetoed"] | None:
-    """ "confirmed" where the set costs no more than MAX_LOSS, "vetoed" where it loses, both beyond noise; else None."""
-    speedup = interval(pairs, effort)
-    if speedup.low > MAX_LOSS:
+def clear_verdict(pairs: Sequence[Pair], effort: Effort, policy: Policy) -> Literal["confirmed", "vetoed"] | None:
+    """ "confirmed" where the set costs no more than MAX_LOSS, "vetoed" where it loses, both beyond noise; else None.
+
+    Where sizes vary it has to cost no more at any of them, and is vetoed where it costs more at one.
+    """
+    speedup, at_sizes = interval(pairs, effort, policy.size_count), at_each_size(pairs, effort, policy)
+    if speedup.low > MAX_LOSS and all(one.low > MAX_LOSS for one in at_sizes):
         return "confirmed"
-    return "vetoed" if speedup.high < 1.0 else None
+    return "vetoed" if speedup.high < 1.0 or any(one.high < MAX_LOSS for one in at_sizes) else None
 
 
-def interval(pairs: Sequence[Pair], effort: Effort) -> Speedup:
+def interval(pairs: Sequence[Pair], effort: Effort, sizes: int = 1) -> Speedup:
     """The speed-up with bounds that hold for all looks together."""
-    return speedup_of(pairs, FALSE_WINNERS / len(effort.looks))
+    return speedup_of(pairs, FALSE_WINNERS / len(effort.looks), sizes=sizes)
+
+
+def at_each_size(pairs: Sequence[Pair], effort: Effort, policy: Policy) -> list[Speedup]:
+    """The same at each of the policy's sizes; none where it has none."""
+    return speedups_by_size(pairs, FALSE_WINNERS / len(effort.looks), len(policy.sizes))
+
+
+def _by_size(shapes: Shapes, policy: Policy, at_sizes: Sequence[Speedup]) -> dict[str, Any]:
+    told = [
+        {"size": list(size), "speedup": one.value, "speedup_low": one.low, "speedup_high": one.high}
+        for size, one in zip(policy.sizes, at_sizes, strict=True)
+    ]
+    return {"dims": [dim.name for dim in shapes.dims], "by_size": told}
 
 
 def programs_of(graphs: Sequence[Resolved]) -> dict[Query, list[Resolved]]:
@@ -200,7 +220,7 @@ class Process:
         """Samples of it; wrong: how the outputs differ, "" where they do not. Raises WorkerError, DeviceBusy."""
         effort = self.effort
         with Worker(self.policy.threads, self.device, environment=self.environment) as worker:
-            told = worker.ask(START_S + OPEN_S, **self.request)
+            told = worker.ask(START_S + OPEN_S * self.policy.size_count, **self.request)
             served = {key for key, outcome in told["outcomes"] if outcome == "served"}
             if missing := sorted(self.planned - served):
                 raise WorkerError(
@@ -209,7 +229,8 @@ class Process:
             if told["error"] is None or told["error"] > self.max_error:
                 apart = "beyond measure" if told["error"] is None else f"by {told['error']:.3g} tolerances"
                 return {"wrong": f"its outputs differ from the default's, {apart}"}
-            limit_s = limits(told).stretch_s(1, effort.final_samples, told["repetitions"], effort.patience, known=True)
+            once_s = limits(told).stretch_s(1, effort.final_samples, told["repetitions"], effort.patience, known=True)
+            limit_s = self.policy.size_count * once_s
             timed = worker.ask(limit_s, do="time", keys=[], samples=effort.final_samples, seed=process, patience=effort.patience)
         if timed["busy"] and effort.patience:
             raise DeviceBusy(timed["busy"])

@@ -141,7 +141,7 @@ def _at_each_size(
                 for graph in program.graphs:
                     key = program.key, graph.key
                     # Of sizes that nobody named those of the example inputs are one.
-                    sizes = (hints_of(graph),) if shapes.dims and hints_of(graph) else ()
+                    sizes = (graph.hints,) if shapes.dims and graph.symbols else ()
                     known = found.get(key) or _resolved(spec, graph, program.key, shapes, sizes)
                     found[key] = replace(known, sizes=tuple(dict.fromkeys((*known.sizes, *sizes))))
     return found
@@ -152,18 +152,17 @@ def sizes_named(graph: Graph, dims: Mapping[str, Sequence[int]]) -> tuple[tuple[
 
     Raises UsageError for another name, and where there are too many.
     """
-    symbols = symbols_of(graph)
-    names = [f"s{i}" for i in range(len(symbols))]
+    names = [f"s{i}" for i in range(len(graph.symbols))]
     if unknown := [name for name in dims if name not in names]:
         known = f"has the sizes {', '.join(names)}" if names else "has no size that varies"
         raise UsageError(f"--dim {unknown[0]}: the stored graph {known}")
     if not dims:
         return ()
-    points = tuple(itertools.product(*(dims.get(name, (hint,)) for name, hint in zip(names, hints_of(graph), strict=True))))
+    points = tuple(itertools.product(*(dims.get(name, (hint,)) for name, hint in zip(names, graph.hints, strict=True))))
     if len(points) > MAX_SIZES:
         raise UsageError(f"--dim: these are {len(points)} combinations of sizes, more than {MAX_SIZES}")
     for point in points:
-        for name, size, symbol in zip(names, point, symbols, strict=True):
+        for name, size, symbol in zip(names, point, graph.symbols, strict=True):
             if size < symbol.low or (symbol.high is not None and size > symbol.high):
                 raise UsageError(f"--dim {name}={size}: in this graph it is from {symbol.low} to {symbol.high or 'any size'}")
     return points
@@ -171,16 +170,7 @@ def sizes_named(graph: Graph, dims: Mapping[str, Sequence[int]]) -> tuple[tuple[
 
 def sizes_of(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """The sizes at which a graph is tuned where nobody named any; none where none varies."""
-    symbols = symbols_of(graph)
-    return default_sizes(hints_of(graph), [(symbol.low, symbol.high) for symbol in symbols]) if symbols else ()
-
-
-def symbols_of(graph: Graph) -> tuple[Any, ...]:
-    return getattr(graph, "symbols", ())
-
-
-def hints_of(graph: Graph) -> tuple[int, ...]:
-    return tuple(symbol.hint for symbol in symbols_of(graph))
+    return default_sizes(graph.hints, [(symbol.low, symbol.high) for symbol in graph.symbols]) if graph.symbols else ()
 
 
 def _resolved(

@@ -2,7 +2,7 @@
 
 Requests, by "do":
     open: graph, ambient, seed, policy, compile_only   the default compiled, checked and timed; see Session.describe_default
-    open whole: spec, ambient, policy, phase           a SPEC's callable, by default and with its plans; see Whole
+    open whole: spec, ambient, policy, phase, shapes   a SPEC's callable, by default and with its plans; see Whole
     open tables: the same, chosen                      the same for tables of decompositions; see Tables
     open sequence: rows, ambient, policy, seed         a program's graphs without a callable; see GraphSequence
     table: kind                                        a verdict; see Tables.try_table
@@ -122,9 +122,11 @@ class Handler:
     def open_whole(self, request: dict[str, Any]) -> Any:
         from tuner.measurement import Policy
         from tuner.workers.whole import Whole
+        from tuner.workload.shapes import Shapes
 
         self.start_anew(request["ambient"], on_cpu=self.device.name == "cpu")
-        self.session = Whole(request["spec"], Policy(**request["policy"]), self.device, request.get("phase", "inference"))
+        policy, shapes = Policy(**request["policy"]), Shapes.from_json(request["shapes"])
+        self.session = Whole(request["spec"], policy, self.device, request["phase"], shapes)
         return self.session.describe_default()
 
     def open_sequence(self, request: dict[str, Any]) -> Any:
@@ -138,10 +140,11 @@ class Handler:
     def open_tables(self, request: dict[str, Any]) -> Any:
         from tuner.measurement import Policy
         from tuner.workers.tables import Tables
+        from tuner.workload.shapes import Shapes
 
         self.start_anew(request["ambient"], on_cpu=self.device.name == "cpu")
-        policy = Policy(**request["policy"])
-        self.session = Tables(request["spec"], policy, self.device, request["phase"], request.get("chosen"))
+        policy, shapes = Policy(**request["policy"]), Shapes.from_json(request["shapes"])
+        self.session = Tables(request["spec"], policy, self.device, request["phase"], shapes, request.get("chosen"))
         return self.session.describe_default()
 
     def start_anew(self, ambient: dict[str, Any], on_cpu: bool) -> None:

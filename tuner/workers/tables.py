@@ -6,7 +6,7 @@ Runs in the child only, see tuner/workers/whole.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,12 +18,12 @@ from tuner.compilers.inductor.capture import capture
 from tuner.compilers.inductor.events import report, reset_report
 from tuner.compilers.inductor.hooks import dynamo_config
 from tuner.compilers.inductor.native_tables import backend_without, native_kinds
-from tuner.measure.correctness import deviation
 from tuner.measure.device import Device
 from tuner.measurement import Policy
 from tuner.workers.verdicts import failure, starved
 from tuner.workers.whole import Whole
 from tuner.workload.graph import SpecPhase
+from tuner.workload.shapes import STATIC, Shapes
 
 # More ways to compile one callable than Dynamo takes for a mistake.
 RECOMPILE_LIMIT = 256
@@ -36,14 +36,22 @@ class Tables(Whole):
     Raises as Whole does.
     """
 
-    def __init__(self, spec: str, policy: Policy, device: Device, phase: SpecPhase = "training", chosen: str | None = None):
+    def __init__(
+        self,
+        spec: str,
+        policy: Policy,
+        device: Device,
+        phase: SpecPhase = "training",
+        shapes: Shapes = STATIC,
+        chosen: str | None = None,
+    ):
         dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, RECOMPILE_LIMIT)
-        super().__init__(spec, policy, device, phase)
+        super().__init__(spec, policy, device, phase, shapes)
         self.peaks = {name: self._peak_bytes(name) for name in ("default", "planned")}
         self.chosen: dict[str, Any] = {}
         if chosen is not None:
             with _reading(chosen):
-                self.chosen = self._try(CHOSEN, torch.compile(self.function, backend="tuner", dynamic=False))
+                self.chosen = self._try(CHOSEN, "tuner")
                 served = report()["served"]
             self.chosen["outcomes"] = [[graph.workload_key, graph.outcome] for graph in served]
 
@@ -59,8 +67,9 @@ class Tables(Whole):
             found.update(native_kinds(gm, example_inputs))
             return gm.forward
 
-        self._runs(torch.compile(self.function, backend=backend, dynamic=False))()
-        self._put_back()
+        for run in self.runs:
+            run.call(torch.compile(self.function, backend=backend, dynamic=run.dynamic))()
+            run.put_back()
         return sorted(found)
 
     def try_table(self, kind: str) -> dict[str, Any]:
@@ -69,29 +78,32 @@ class Tables(Whole):
         status: "ok", "wrong", "compile_error", "out_of_resources". error: how far it is from the default, in units of the
         tolerance. peak_bytes: of one step.
         """
-        return self._try(kind, torch.compile(self.function, backend=backend_without((kind,)), dynamic=False))
+        return self._try(kind, backend_without((kind,)))
 
     def graphs_under(self, kind: str) -> list[list[Any]]:
-        """(program key, its graphs' forms) of each program without `kind` in the table. Nothing can be timed after it."""
-        programs = capture(self.function, self.inputs, phase="training", without=(kind,))
-        return [[program.key, [graph.to_json() for graph in program.graphs]] for program in programs]
+        """(program key, its graphs' forms) of each program without `kind` in the table. Nothing can be timed after it.
 
-    def _try(self, name: str, compiled: Callable[..., Any]) -> dict[str, Any]:
-        call = self._runs(compiled)
+        Of a program whose sizes vary once, as it is at the first of them.
+        """
+        found: dict[str, list[Any]] = {}
+        for run in self.runs:
+            for program in capture(self.function, run.inputs, run.dynamic, "training", without=(kind,)):
+                found.setdefault(program.key, [graph.to_json() for graph in program.graphs])
+        return [[key, forms] for key, forms in found.items()]
+
+    def _try(self, name: str, backend: Any) -> dict[str, Any]:
         try:
-            error = deviation(self.outcome(call), self.expected)
-            self.calls[name] = call
+            error = self.add(name, backend)
             return {"status": "ok", "error": error if error != float("inf") else None, "peak_bytes": self._peak_bytes(name)}
         # A border of the worker loop: whatever compiling or running a candidate raises is a verdict on it.
         except BaseException as raised:
-            self._put_back()
+            for run in self.runs:
+                run.put_back()
             return {"status": "out_of_resources" if starved(raised) else "compile_error", **failure(raised)}
 
     def _peak_bytes(self, name: str) -> int:
-        self._put_back()
-        peak = self.device.peak_bytes(self.calls[name])
-        self._put_back()
-        return peak
+        """Where sizes vary, that of the one which needs most."""
+        return max(run.peak_bytes(name) for run in self.runs)
 
 
 @contextmanager

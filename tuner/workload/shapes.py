@@ -56,6 +56,11 @@ class Shapes:
         """What `torch.compile(dynamic=)` is to be told, for each way in which a user may come by such graphs."""
         return [*([None] if self.dims else []), *([True] if self.dynamic else [])] or [False]
 
+    @property
+    def whole_sizes(self) -> tuple[tuple[int, ...], ...]:
+        """The sizes at which the whole callable is timed, of the dims in order: all for each of its compilations."""
+        return tuple(tuple(point.values()) for _ in self.compilations for point in self.points) if self.dims else ()
+
     def to_json(self) -> dict[str, Any]:
         return {"dims": [dim.to_json() for dim in self.dims], "dynamic": self.dynamic}
 
