@@ -134,17 +134,18 @@ def _at_each_size(
     from tuner.workload.dims import resized
 
     found: dict[tuple[str, str], Resolved] = {}
+    sizes: dict[str, list[tuple[int, ...]]] = {}
     for point in shapes.points:
         made = resized(inputs, point)
         for dynamic in shapes.compilations:
             for program in capture(function, marked(made, shapes.dims), dynamic, phase):
                 for graph in program.graphs:
-                    key = program.key, graph.key
+                    found.setdefault((program.key, graph.key), _resolved(spec, graph, program.key, shapes))
                     # Of sizes that nobody named those of the example inputs are one.
-                    sizes = (graph.hints,) if shapes.dims and graph.symbols else ()
-                    known = found.get(key) or _resolved(spec, graph, program.key, shapes, sizes)
-                    found[key] = replace(known, sizes=tuple(dict.fromkeys((*known.sizes, *sizes))))
-    return found
+                    if shapes.dims and graph.symbols:
+                        sizes.setdefault(graph.key, []).append(graph.hints)
+    at = {key: tuple(dict.fromkeys(points)) for key, points in sizes.items()}
+    return {key: replace(one, sizes=at.get(one.graph.key, one.sizes)) for key, one in found.items()}
 
 
 def sizes_named(graph: Graph, dims: Mapping[str, Sequence[int]]) -> tuple[tuple[int, ...], ...]:
