@@ -13,11 +13,13 @@ from torch import Tensor, fx
 from tuner.compilers.inductor.apply import Realised, compile_candidate
 from tuner.compilers.inductor.decompose import TableWithout, late_decompose
 from tuner.compilers.inductor.hooks import inductor_config
-from tuner.errors import DuplicateCode, PlanNotRealised, PlanRefused
+from tuner.errors import DuplicateCode, PlanNotRealised, PlanRefused, UnsupportedGraph
 from tuner.plan import Groups, Plan, canonical_groups
 from tuner.workers.verdicts import failure, starved
-from tuner.workload.fx import empty, to_fx
+from tuner.workload.fx import to_fx
 from tuner.workload.graph import Graph, TensorMeta
+from tuner.workload.inputs import empty
+from tuner.workload.symbolic import symbolic_module
 
 
 @dataclass(frozen=True)
@@ -39,28 +41,42 @@ class Built:
 
 
 class Builder:
-    """inputs: what the graph is compiled for. Fake ones (see `fake_inputs`) give the same code."""
+    """inputs: what the graph is compiled for. Fake ones (see `fake_inputs`) give the same code.
+
+    A graph whose sizes vary is compiled for symbols, whatever the inputs: with the sizes of its making for hints, as a user's
+    compile has those of its first call.
+    """
 
     def __init__(self, graph: Graph, inputs: Sequence[Tensor]):
         self.graph, self.inputs = graph, inputs
 
-    def module(self, plan: Plan) -> fx.GraphModule:
-        """The graph with the ops undecomposed that the plan keeps native. Raises UnsupportedGraph."""
-        if not plan.native or self.graph.native_form is None:
-            return to_fx(self.graph)
-        return late_decompose(to_fx(self.graph.native_form), plan.native, fake_inputs(self.graph))
+    def module(self, plan: Plan) -> tuple[fx.GraphModule, Sequence[Any]]:
+        """The graph with the ops undecomposed that the plan keeps native, and what to compile it for. Raises UnsupportedGraph."""
+        native = self.graph.native_form if plan.native else None
+        if not self.graph.symbols:
+            if native is None:
+                return to_fx(self.graph), self.inputs
+            return late_decompose(to_fx(native), plan.native, fake_inputs(self.graph)), self.inputs
+        if native is None:
+            return symbolic_module(self.graph)
+        gm, inputs = symbolic_module(native)
+        order = native_order(self.graph, native)
+        in_order(gm, order)
+        inputs = [*(inputs[i] for i in order), *inputs[len(order) :]]
+        return late_decompose(gm, plan.native, inputs), inputs
 
     def build(self, plan: Plan, expected: Groups | None = None, seen_codes: Sequence[str] = (), own_copy: str = "") -> Built:
         """Raises DuplicateCode, PlanNotRealised, PlanRefused, and whatever the compiler raises."""
         started = time.perf_counter()
+        gm, inputs = self.module(plan)
         function, realised = compile_candidate(
-            self.module(plan),
-            self.inputs,
+            gm,
+            inputs,
             plan,
             expected=expected,
             seen_codes=seen_codes,
             own_copy=own_copy,
-            static_input_idxs=self.graph.static_inputs,
+            static_input_idxs=self.graph.call_positions,
             is_inference=self.graph.phase == "inference",
             is_backward=self.graph.phase == "backward",
             cpp_wrapper=inductor_config.cpp_wrapper,
@@ -92,7 +108,47 @@ class Builder:
         return {**verdict, "compile_s": time.perf_counter() - started}
 
 
+def native_order(graph: Graph, native: Graph) -> list[int]:
+    """For each symbol of the graph its number in the graph's native form, which numbers them by its own first use.
+
+    Raises UnsupportedGraph where the inputs do not tell.
+    """
+    numbers: dict[str, int] = {}
+    for ours, theirs in zip(graph.inputs, native.inputs, strict=True):
+        for one, other in zip(TensorMeta.from_json(ours.value).shape, TensorMeta.from_json(theirs.value).shape, strict=True):
+            if isinstance(one, str) and isinstance(other, str) and one[1:].isdecimal() and other[1:].isdecimal():
+                numbers[one] = int(other[1:])
+    names = [f"s{i}" for i in range(len(graph.symbols))]
+    if sorted(numbers.get(name, -1) for name in names) != list(range(len(native.symbols))):
+        raise UnsupportedGraph("symbolic_sizes", "which size is which in the graph's native form cannot be told")
+    return [numbers[name] for name in names]
+
+
+def in_order(gm: fx.GraphModule, order: Sequence[int]) -> None:
+    """Makes a rebuilt graph take its sizes in another order."""
+    passed = gm.graph.find_nodes(op="placeholder")
+    after = passed[len(order)] if len(passed) > len(order) else passed[-1].next
+    for number in order:
+        after.prepend(passed[number])
+    gm.recompile()
+
+
+def native_reference(graph: Graph) -> fx.GraphModule | None:
+    """The native form of a graph, called as the graph is; None where it has none, or where the two cannot be matched."""
+    if (native := graph.native_form) is None:
+        return None
+    gm = to_fx(native)
+    if graph.symbols:
+        try:
+            in_order(gm, native_order(graph, native))
+        except UnsupportedGraph:
+            return None
+    return gm
+
+
 def fake_inputs(graph: Graph) -> list[Tensor]:
-    """Inputs of the graph that have metadata and no memory."""
+    """Inputs of the graph that have metadata and no memory; none for a graph whose sizes vary, which `Builder` makes itself."""
+    if graph.symbols:
+        return []
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         return [empty(TensorMeta.from_json(node.value)) for node in graph.inputs]

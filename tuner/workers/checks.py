@@ -11,28 +11,29 @@ from torch import Tensor, fx
 
 from tuner.measure.device import Device
 from tuner.measure.reference import Reference, seeded
-from tuner.workload.fx import make_inputs, memory_of, to_fx
+from tuner.workers.builder import native_reference
+from tuner.workload.fx import make_inputs, memory_of
 from tuner.workload.graph import Graph
 
 
 class CheckedInputs:
     """One set of inputs, made from `seed`, with its reference.
 
-    sizes: values of the graph's symbols, which are passed before the inputs. module: the graph as eager would run it. originals:
-    copies of the inputs that the graph writes, by position.
+    sizes: values of the graph's symbols, which are passed before the inputs; by default those of its making. module: the graph as
+    eager would run it. originals: copies of the inputs that the graph writes, by position.
     """
 
     def __init__(self, graph: Graph, module: fx.GraphModule, seed: int, device: Device, sizes: Sequence[int] = ()):
         self.graph, self.seed, self.mutated, self.device = graph, seed, graph.mutated, device
-        self.sizes = tuple(sizes)
+        self.sizes = tuple(sizes) or graph.hints
         self.values = self._made()
         self.sums = self._sums()
         self.originals = {i: self.values[i].clone() for i in self.mutated}
-        native = None if graph.native_form is None else to_fx(graph.native_form)
-        self.reference = Reference.of(module, self.passed, [len(self.sizes) + i for i in self.mutated], seed, native)
+        mutated = [len(self.sizes) + i for i in self.mutated]
+        self.reference = Reference.of(module, self.passed, mutated, seed, native_reference(graph))
 
     def _made(self) -> list[Tensor]:
-        return make_inputs(self.graph, self.seed)
+        return make_inputs(self.graph, self.seed, self.sizes)[len(self.sizes) :]
 
     @property
     def passed(self) -> list[Any]:

@@ -18,6 +18,7 @@ from tuner.plan import Plan, canonical_groups
 from tuner.workers.builder import Builder
 from tuner.workers.session import MAX_DEFAULT_ERROR
 from tuner.workers.sized import Sized
+from tuner.workload.fx import to_fx
 from tuner.workload.graph import Graph
 
 WARM_UP_CALLS = 3
@@ -39,7 +40,7 @@ class GraphSequence:
             self._add(Graph.from_json(row["graph"]), Plan.from_json(row["plan"]), row["groups"], row["sizes"], seed)
 
     def _add(self, graph: Graph, plan: Plan, groups: Any, sizes: Sequence[int], seed: int) -> None:
-        one = Sized(graph, Builder(graph, ()).module(Plan()), seed, self.policy, self.device, sizes)
+        one = Sized(graph, to_fx(graph), seed, self.policy, self.device, sizes)
         builder = Builder(graph, one.timed.values)
         default = builder.build(Plan()).function
         one.compare_with(default)

@@ -22,6 +22,7 @@ from tuner.workers.builder import Builder, Built
 from tuner.workers.memory import resident_bytes_now
 from tuner.workers.sized import ORDERS_APART, Sized, busy_of, conditions_of, interleaved
 from tuner.workers.verdicts import failure, starved
+from tuner.workload.fx import to_fx
 from tuner.workload.graph import Graph
 
 DEFAULT_KEY = Plan().key
@@ -69,7 +70,7 @@ class Session(CompileSession):
 
     def __init__(self, graph: Graph, seed: int, policy: Policy, device: Device):
         self.policy, self.device = policy, device
-        module = Builder(graph, ()).module(Plan())
+        module = to_fx(graph)
         self.sized = [Sized(graph, module, seed, policy, device, sizes) for sizes in policy.sizes or ((),)]
         self.timed = self.sized[0].timed
         super().__init__(Builder(graph, self.timed.values))
