@@ -8,7 +8,7 @@ from typing import Any
 from tuner.cache.contract import StoredProgram
 from tuner.canonical import differing_fields
 from tuner.errors import SpecError, UsageError
-from tuner.search.workloads import Resolved, sizes_named, sizes_of, symbols_of
+from tuner.search.workloads import Resolved, sizes_named, sizes_of
 from tuner.target import Query
 from tuner.workload.graph import Graph
 
@@ -29,7 +29,7 @@ def resolve_stored(
     programs = _for_threads(spec, _here(spec, made), threads)
     torch.set_num_threads(_threads(programs[0]))
     found = [one for program in programs for one in _graphs(spec, program, forms, dims)]
-    if dims and not any(symbols_of(one.graph) for one in found):
+    if dims and not any(one.graph.symbols for one in found):
         raise UsageError(f"--dim: {spec} has no size that varies")
     return found
 
@@ -51,7 +51,7 @@ def _graphs(
     found = []
     for query, graph in zip(program.graphs, with_backward_data(stored), strict=True):
         # Of sizes that other graphs of the program have, this one may lack some.
-        own = {name: sizes for name, sizes in dims.items() if name in {f"s{i}" for i in range(len(symbols_of(graph)))}}
+        own = {name: sizes for name, sizes in dims.items() if name in {f"s{i}" for i in range(len(graph.symbols))}}
         found.append(Resolved(spec, graph, query, program.query, sizes_named(graph, own) or sizes_of(graph)))
     return found
 
