@@ -93,6 +93,8 @@ def test_what_is_remembered_comes_back(bench: Bench) -> None:
     memo.remember(KEY, [OTHER, KEY])
     assert memo.remembered(KEY) == (OTHER, KEY)
     assert memo.remembered(OTHER) == ()
+    memo.remember(KEY, [OTHER])
+    assert memo.remembered(KEY) == (OTHER, KEY), "so far nothing else is known"
     memo.remember(KEY, [KEY])
     assert memo.remembered(KEY) == (KEY,)
     assert os.listdir(Path(cache_dir()) / "tuner") == [f"{KEY}.json"]

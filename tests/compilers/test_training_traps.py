@@ -5,16 +5,19 @@ The tests "without" show that the trap is there in this torch: where one fails, 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 from serving import Bench
 from steps import Function, Known, Step, alone, known, scores, settle, train
+from torch._inductor.output_code import CompiledFxGraph
 
 from tuner.answer import ProgramAnswer
 from tuner.cache.sqlite import SqliteStore
 from tuner.compilers.inductor import apply, leaves
+from tuner.compilers.inductor.hooks import inductor_config
 from tuner.compilers.inductor.pinned import Pinned
 from tuner.plan import Plan
 
@@ -60,6 +63,29 @@ def test_a_backward_in_another_thread_and_after_the_store_changed_has_the_plan_o
     settle(bench, graphs, plans)
     warm = train(bench)
     assert (warm.outcomes, warm.codes) == ([("", "default from cache"), ("", "served from cache")], planned.codes)
+
+
+@pytest.mark.parametrize("remedy", [True, False], ids=["with the remedy", "without the remedy"])
+def test_a_planned_backward_in_another_thread_is_compiled_under_the_settings_of_its_program(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, remedy: bool
+) -> None:
+    """torch keeps settings by thread, and takes along those alone that were given as options."""
+    seen = []
+    before = CompiledFxGraph.post_compile
+
+    def post_compile(self: CompiledFxGraph, *args: Any, **kwargs: Any) -> Any:
+        seen.append(inductor_config.epilogue_fusion)
+        return before(self, *args, **kwargs)
+
+    if not remedy:
+        monkeypatch.setattr(Pinned, "_settings", lambda self: contextlib.nullcontext())
+    with inductor_config.patch(epilogue_fusion=False):
+        graphs = known(bench, scores, monkeypatch)
+        settle(bench, graphs, alone(graphs, "backward"))
+        monkeypatch.setattr(CompiledFxGraph, "post_compile", post_compile)
+        planned = train(bench, in_thread=True)
+    assert planned.outcomes == [("forward", "default"), ("backward", "served")]
+    assert seen == [False, not remedy]
 
 
 def test_store_changed_between_forward_and_backward_without_the_remedy(

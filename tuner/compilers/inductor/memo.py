@@ -47,8 +47,8 @@ def remember(exact_key: str, graph_keys: Sequence[str]) -> None:
     """Keeps the keys of a program's graphs, whole or not at all; does nothing without caches, or where they cannot be written."""
     if not graph_keys or len(graph_keys) > GRAPHS_LIMIT or inductor_config.force_disable_caches:
         return
-    if tuple(graph_keys) == remembered(exact_key):
-        return
+    if remembered(exact_key)[: len(graph_keys)] == tuple(graph_keys):
+        return  # a forward that is compiled again takes nothing from what is known of its backward
     path = _path(exact_key)
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
