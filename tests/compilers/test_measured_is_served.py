@@ -14,7 +14,11 @@ from serving import Bench, Example, gelu_of_norm, pointwise_then_sum, realise
 
 from tuner.compilers.inductor.hooks import GraphLowering, functorch_config, inductor_config
 from tuner.plan import Plan
+from tuner.search.workloads import resolve_callable
 from tuner.search_spaces.fusion import no_fusion
+from tuner.workers.builder import Builder
+from tuner.workload.inputs import make_inputs
+from tuner.workload.step import Step
 
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples" / "graphs.py"
@@ -102,3 +106,39 @@ def test_a_plan_is_served_as_it_was_measured(kind: str, codes: list[str], bench:
     assert [graph.outcome for graph in report["served"]] == ["served"]
     measured, served = codes
     assert plain(served) == plain(measured)
+
+
+def conv_in_training() -> Example:
+    """What its forward keeps is laid out otherwise than as it was traced; it writes running statistics."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+    return net, (torch.randn(2, 4, 12, 12),)
+
+
+def dropout_in_training() -> Example:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Dropout(0.5), torch.nn.Tanh())
+    return net, (torch.randn(8, 32).requires_grad_(),)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: example("layer_norm_step"), conv_in_training, dropout_in_training],
+    ids=["layer_norm_step", "conv", "dropout"],
+)
+def test_a_forward_and_a_backward_are_measured_as_users_get_them(make: Callable[[], Example], codes: list[str]) -> None:
+    function, inputs = make()
+    graphs = [workload.graph for workload in resolve_callable("test", function, inputs)]
+    assert [graph.phase for graph in graphs] == ["forward", "backward"]
+    codes.clear()
+    torch._dynamo.reset()
+    Step(inputs)(torch.compile(function, dynamic=False))
+    users = list(codes)
+    codes.clear()
+    for graph in graphs:
+        with torch.no_grad():
+            Builder(graph, make_inputs(graph, seed=0)).build(Plan())
+    for measured, users_own in zip(codes, users, strict=True):
+        # What needs no gradient is None in a user's backward, which a stored one leaves out: nothing is computed for it.
+        wanted = [line.replace("None, ", "") if "return (" in line else line for line in plain(users_own).splitlines()]
+        assert plain(measured).splitlines() == wanted
