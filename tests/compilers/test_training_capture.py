@@ -122,6 +122,11 @@ def test_a_back_end_knows_both_graphs_before_it_has_compiled_one(make: Callable[
     assert [graph.key for graph in found] == [graph.key for graph in captured(make())]
 
 
+def test_sizes_that_vary_are_symbols_in_both_graphs():
+    (program,) = capture(*normed(), dynamic=True, phase="training")
+    assert [[symbol.hint for symbol in graph.symbols] for graph in program.graphs] == [[8], [8]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [normed, convolved, dropped])
 def test_the_keys_are_those_of_what_is_compiled_for_a_user(make: Callable[[], Example]):

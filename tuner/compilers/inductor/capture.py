@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from tuner.compilers.inductor.decompose import late_decompose, native_table, register_native, table_without
-from tuner.compilers.inductor.hooks import V, compile_fx, dynamo_config, functorch_config, inductor_config
+from tuner.compilers.inductor.hooks import DYNAMO_SIGNALS, V, compile_fx, dynamo_config, functorch_config, inductor_config
 from tuner.compilers.inductor.layouts import as_compiled
 from tuner.compilers.inductor.program import copied, is_training, program_key, program_ranges
 from tuner.errors import SpecError, UnsupportedGraph, find_cause, one_line
@@ -62,6 +62,8 @@ def _native_form(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> _Native |
 
     try:
         compile_fx(copied(gm), example_inputs, inner_compile=record, decompositions=native_table())
+    except DYNAMO_SIGNALS:
+        raise
     except Exception as error:
         # What is wrong with the program itself shows when the default is captured; else it is only tuned without native ops.
         if not find_cause(error, _Stop) and not find_cause(error, UnsupportedGraph):
@@ -226,7 +228,8 @@ def capture(
             told = getattr(error, "inner_exception", None) or error
             raise SpecError(f"torch.compile cannot capture it: {one_line(told)}") from error
     torch._dynamo.reset()
-    graphs = [graph for program in programs for graph in program.graphs]
-    if not graphs:
+    # Of one that Dynamo traced again, the first trace gave none.
+    made = [program for program in programs if program.graphs]
+    if not made:
         raise SpecError("nothing to tune: torch.compile made no graph of it")
-    return programs
+    return made
