@@ -17,7 +17,7 @@ from tuner.errors import PlanError
 
 PLAN_SCHEMA = 1
 # position in the canonical order : iteration sizes : IR class : ordinal; "12:4096x1024:ComputedBuffer.Reduction:0"
-LEAF_ID = re.compile(r"\d{1,7}:[0-9a-zA-Z_*+/()|-]*:[A-Za-z0-9_.]+:\d{1,5}")
+LEAF_ID = re.compile(r"\d{1,7}:[0-9a-zA-Z_*+/(),|-]*:[A-Za-z0-9_.]+:\d{1,5}")
 MAX_LEAVES = 100_000
 # op kind "aten.gelu.default", or one occurrence of it, "aten.gelu.default#2"
 OCCURRENCE = re.compile(r"([^#]*)#(0|[1-9][0-9]{0,4})")

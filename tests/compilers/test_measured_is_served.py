@@ -12,13 +12,17 @@ import pytest
 import torch
 from serving import Bench, Example, gelu_of_norm, pointwise_then_sum, realise
 
-from tuner.compilers.inductor.hooks import GraphLowering, functorch_config, inductor_config
+from tuner.compilers.inductor.apply import compile_candidate
+from tuner.compilers.inductor.capture import form_of
+from tuner.compilers.inductor.decompose import TableWithout
+from tuner.compilers.inductor.hooks import GraphLowering, compile_fx, compile_fx_inner, functorch_config, inductor_config
 from tuner.plan import Plan
 from tuner.search.workloads import resolve_callable
 from tuner.search_spaces.fusion import no_fusion
 from tuner.workers.builder import Builder
 from tuner.workload.inputs import make_inputs
 from tuner.workload.step import Step
+from tuner.workload.symbolic import symbolic_module
 
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples" / "graphs.py"
@@ -88,6 +92,41 @@ def test_the_default_is_measured_as_users_get_it(make: Callable[[], Example], co
     realise(graph, Plan(), static_input_idxs=graph.static_inputs)
     users, measured = codes
     assert plain(measured) == plain(users)
+
+
+def with_symbols_renamed(code: str) -> str:
+    """`plain` code with the names of symbols and of what is passed by their first appearance."""
+    names: dict[str, str] = {}
+    pattern = re.compile(r"\b(?:s\d+|(?:arg|size)\d+_1)\b")
+    return pattern.sub(lambda match: names.setdefault(match.group(0), f"name{len(names)}"), plain(code))
+
+
+def test_a_graph_with_symbolic_sizes_is_measured_as_users_get_it(codes: list[str], bench: Bench) -> None:
+    layer = torch.nn.Linear(32, 32).requires_grad_(False)
+    graphs = []
+
+    def inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
+        graphs.append(form_of(gm, kwargs, inputs))
+        return compile_fx_inner(gm, inputs, **kwargs)
+
+    bench.new_process()
+    compiled = torch.compile(
+        lambda x: torch.softmax(layer(x) * x.shape[0], -1),
+        backend=lambda gm, inputs: compile_fx(gm, inputs, inner_compile=inner),
+        dynamic=True,
+    )
+    with torch.no_grad():
+        compiled(torch.randn(24, 32))
+    (graph,) = graphs
+    gm, fakes = symbolic_module(graph)
+    compile_candidate(
+        gm, fakes, Plan(), is_inference=True, static_input_idxs=graph.call_positions, graph_id=0, get_decomp_fn=TableWithout(())
+    )
+    users, measured = codes
+    assert [symbol.hint for symbol in graph.symbols] == [24]
+    # Where a size stands among what is passed is not in a graph's form.
+    lines = [sorted(with_symbols_renamed(code).splitlines()) for code in (users, measured)]
+    assert [line for line in lines[0] if "args" not in line] == [line for line in lines[1] if "args" not in line]
 
 
 @pytest.mark.parametrize("kind", ["native", "groups", "knob"])

@@ -11,7 +11,7 @@ import keyed_graphs
 import pytest
 import torch
 from torch import fx, nn
-from tracing import graph_of, key_of, numbers, random_program, random_program_inputs
+from tracing import forms_of, graph_of, key_of, numbers, random_program, random_program_inputs
 
 from tuner.workload.fx import from_fx, to_fx
 
@@ -72,6 +72,27 @@ def test_a_random_program_keeps_its_key_when_it_is_shuffled_and_renamed(seed):
 def test_different_random_programs_have_different_keys():
     inputs = random_program_inputs()
     assert len({key_of(random_program(seed, 0), *inputs) for seed in range(8)}) == 8
+
+
+def test_two_independent_statements_swapped_in_a_training_step_leave_both_keys():
+    def step(x, y):
+        left = torch.tanh(x) * 2
+        right = torch.exp(y)
+        return left * right
+
+    def swapped(x, y):
+        right = torch.exp(y)
+        left = torch.tanh(x) * 2
+        return left * right
+
+    inputs = numbers(6, 4).requires_grad_(), numbers(6, 4, seed=1).requires_grad_()
+    _, first = forms_of(step, inputs, training=True)
+    _, second = forms_of(swapped, inputs, training=True)
+    assert [graph.phase for graph in first] == ["forward", "backward"]
+    assert [graph.key for graph in first] == [graph.key for graph in second]
+    assert first[0].calls[:2] != second[0].calls[:2] or first[0].order != second[0].order
+    (inference,) = forms_of(step, inputs)[1]
+    assert len({graph.key for graph in (*first, inference)}) == 3
 
 
 def test_a_key_does_not_depend_on_what_was_captured_before():

@@ -10,6 +10,8 @@ import torch
 from torch import fx
 from torch._inductor.compile_fx import compile_fx
 
+from tuner.compilers.inductor.capture import form_of
+from tuner.compilers.inductor.program import program_key, program_ranges
 from tuner.workload.fx import from_fx
 from tuner.workload.graph import Graph
 
@@ -49,6 +51,48 @@ def traced(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) ->
         torch.compile(function, backend=lambda gm, args: compile_fx(gm, args, inner_compile=keep), dynamic=dynamic)(*inputs)
     torch._dynamo.reset()
     return found[0], called[0]
+
+
+def forms_of(
+    function: Callable[..., Any],
+    *calls: Sequence[Any],
+    dynamic: bool | None = None,
+    training: bool = False,
+    after_each: Callable[[Sequence[Any]], object] = lambda inputs: None,
+) -> tuple[str, list[Graph]]:
+    """The program's key, and the graphs, that the last compilation gives when the function is called with each of `calls`.
+
+    after_each: is called with a graph's example inputs when its form was taken, as a lowering would be.
+    """
+    program: list[str] = []
+    graphs: list[Graph] = []
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        graphs.clear()
+        program.append(program_key(gm, inputs))
+        ranges = program_ranges(gm, inputs)
+
+        def inner(made: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
+            graphs.append(form_of(made, kwargs, inputs_like, ranges))
+            after_each(inputs_like)
+
+            def run(values: Tensors) -> Any:
+                return made(*values)
+
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
+
+        return compile_fx(gm, inputs, inner_compile=inner)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=backend, dynamic=dynamic)
+    for inputs in calls:
+        with torch.set_grad_enabled(training):
+            outputs = compiled(*inputs)
+        if training:
+            sum(output.sum() for output in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)).backward()
+    torch._dynamo.reset()
+    return program[-1], list(graphs)
 
 
 def graph_of(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> Graph:

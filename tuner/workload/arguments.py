@@ -22,8 +22,9 @@ def tensor_meta(value: Any, node: object = "an input", symbols: Symbols | None =
     if isinstance(value, torch.Tensor):
         size = (symbols or Symbols()).size
         dtype, layout = str(value.dtype).removeprefix("torch."), layout_of(value)
+        shape = tuple(size(one, node) for one in value.shape)
         stride = () if layout else tuple(size(step, node) for step in value.stride())
-        return TensorMeta(dtype, tuple(size(one, node) for one in value.shape), stride, value.device.type, layout).to_json()
+        return TensorMeta(dtype, shape, stride, value.device.type, layout).to_json()
     if isinstance(value, list | tuple):
         return [tensor_meta(item, node, symbols) for item in value]
     return None

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import GuardSource, Source
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -55,7 +56,9 @@ def symbolic_module(graph: Graph, sizes: Sizes = None) -> tuple[fx.GraphModule, 
         with mode:
             inputs += [_fake(TensorMeta.from_json(node.value), symbols) for node in graph.inputs]
         if graph.symbols:
-            FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*inputs)
+            # With it, ops that know only numbers are decomposed, as they are where AOTAutograd traces.
+            with enable_python_dispatcher():
+                FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*inputs)
     except (RuntimeError, ValueError) as error:
         raise UnsupportedGraph("symbolic_sizes", f"the graph cannot be rebuilt at these sizes: {type(error).__name__}") from error
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):

@@ -59,7 +59,7 @@ class ReadBack(CustomSchedulerPass):
             if self.eager:
                 check_left_to_eager(V.graph.graph)
             nodes = nodes if self.users is None else self.users(nodes)
-            self.realised.ids.update(local_ids(nodes, V.graph.graph))
+            self.realised.ids.update(local_ids(nodes, V.graph.graph, V.graph.sizevars.inv_precomputed_replacements))
             return nodes
         self.realised.groups = realised_groups(nodes, self.realised.ids)
         if self.expected is not None and self.realised.groups != self.expected:

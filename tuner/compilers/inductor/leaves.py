@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
-from tuner.errors import UnsupportedGraph
 from tuner.plan import Groups, canonical_groups
 from tuner.workload.fx import canonical_order
-from tuner.workload.symbols import Symbols, sizes_in, written
+from tuner.workload.opaque import hashed
+from tuner.workload.symbols import SymbolicNumber, sizes_in, written
+
+# A plan names leaves by such texts; of longer ones a hash does.
+LONGEST_SIZE = 80
 
 
-def _sizes(leaf: Any, text: Callable[[Any], str]) -> str:
+class SizeTexts:
+    """Texts of sizes that hold in every process: symbols numbered as the post-grad graph first needs them.
+
+    precomputed: what stands for the symbols that the compiler makes for sizes that it computes once.
+    """
+
+    def __init__(self, order: Sequence[fx.Node], precomputed: Mapping[Any, Any]):
+        self._numbers: dict[Any, int] = {}
+        self._precomputed = dict(precomputed)
+        sizes = [size.node.expr for node in order for size in sizes_in(node.meta.get("val")) if isinstance(size, SymbolicNumber)]
+        # Those first that stand by themselves somewhere: within an expression only their names would tell them apart.
+        for size in sorted(sizes, key=lambda size: not size.is_Symbol):
+            self._number(size)
+
+    def __call__(self, size: Any) -> str:
+        if not getattr(size, "free_symbols", None):
+            return str(size).replace(" ", "")
+        size = size.xreplace(self._precomputed)
+        self._number(size)
+        text = written(size, self._numbers)
+        return text if len(text) <= LONGEST_SIZE else hashed(text)[:16]
+
+    def _number(self, size: Any) -> None:
+        for symbol in sorted(size.free_symbols, key=str):
+            self._numbers.setdefault(symbol, len(self._numbers))
+
+
+def _sizes(leaf: Any, text: SizeTexts) -> str:
     """Iteration sizes of a leaf, "2048x1024|1024": of its loops where it has any, else of its output."""
     group = getattr(leaf, "group", None)
     if group is not None:
@@ -24,39 +53,21 @@ def _sizes(leaf: Any, text: Callable[[Any], str]) -> str:
     return "x".join(map(text, getattr(layout, "size", ())))
 
 
-def _texts(order: Sequence[fx.Node]) -> Callable[[Any], str]:
-    """What writes a size, with symbols numbered by their first use in the graph: torch names them after where they come from."""
-    values = [node.meta.get("val") for node in order]
-    symbols = Symbols(lambda: values)
-    # What depends on data has no number, and is written as torch names it.
-    with contextlib.suppress(UnsupportedGraph):
-        for value in values:
-            for size in sizes_in(value):
-                symbols.size(size)
-
-    def text(size: Any) -> str:
-        free = getattr(size, "free_symbols", ())
-        if free and all(symbol in symbols.numbers for symbol in free):
-            return written(size, symbols.numbers)
-        return str(size).replace(" ", "")
-
-    return text
-
-
 def _ir_class(leaf: Any) -> str:
     kind, data = type(leaf.node).__name__, getattr(leaf.node, "data", None)
     return f"{kind}.{type(data).__name__}" if kind == "ComputedBuffer" else kind
 
 
-def local_ids(nodes: Sequence[Any], graph: fx.Graph) -> dict[str, str]:
+def local_ids(nodes: Sequence[Any], graph: fx.Graph, precomputed: Mapping[Any, Any] | None = None) -> dict[str, str]:
     """The local id of every leaf under `nodes`, by the compiler's own name for it ("op3").
 
     A local id is the canonical position of the leaf's last origin in the post-grad `graph`, its iteration sizes, its IR class and
-    an ordinal among leaves that agree in these. The compiler numbers leaves in the order of the statements; local ids do not
-    depend on it, nor on what it calls the symbols of sizes that vary.
+    an ordinal among leaves that agree in these. The compiler numbers leaves in the order of the statements, and names symbols
+    after variables; local ids depend on neither. precomputed: see `SizeTexts`.
     """
     order = canonical_order(graph)
-    position, text = {node: i for i, node in enumerate(order)}, _texts(order)
+    text = SizeTexts(order, precomputed or {})
+    position = {node: i for i, node in enumerate(order)}
     ids: dict[str, str] = {}
     seen: Counter[str] = Counter()
     for leaf in (leaf for node in nodes for leaf in node.get_nodes()):
