@@ -156,7 +156,7 @@ def test_a_winner_of_a_training_graph_is_realised_where_two_independent_statemen
 
 def test_swapped_statements_without_the_remedy(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where leaves are named by the order of the statements, the groups of one program are not those of the other."""
-    monkeypatch.setattr(leaves, "canonical_order", lambda graph: list(graph.nodes))
+    monkeypatch.setattr(leaves, "canonical_order", lambda graph, phase: list(graph.nodes))
     here = known(bench, swapped(0), monkeypatch)
     settle(bench, here, alone(here, "forward", "backward"))
     wrong = train(bench, swapped(1)).served[0]

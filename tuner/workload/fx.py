@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,12 @@ from tuner.workload.opaque import (
     hashed,
     higher_order_arguments,
     is_collective,
-    is_kernel_call,
     kind_of,
     name_of,
 )
+from tuner.workload.order import BOUND, canonical_order, is_input, written_arguments
 from tuner.workload.sizes import SizeNodes
-from tuner.workload.symbols import Ranges, Symbols, is_number
+from tuner.workload.symbols import Ranges, Symbols
 
 __all__ = [
     "BOUND",
@@ -47,72 +47,6 @@ __all__ = [
 ]
 
 
-# In the metadata of a constant that is in truth an input: one that whoever compiles has bound to it, as AOTInductor does with
-# parameters. The kernels are the same.
-BOUND = "tuner_bound"
-
-
-def is_input(node: fx.Node) -> bool:
-    """Whether a node stands for an input of the graph."""
-    return node.op == "placeholder" or BOUND in node.meta
-
-
-def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """Nodes whose tensors this node writes in place; of a user's kernel, all that it is given."""
-    if node.op == "call_function" and is_kernel_call(node):
-        return list(node.all_input_nodes)
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        return []
-    arguments = node.target._schema.arguments
-    named = [*zip(arguments, node.args, strict=False), *((a, node.kwargs[a.name]) for a in arguments if a.name in node.kwargs)]
-    written = [value for argument, value in named if argument.alias_info is not None and argument.alias_info.is_write]
-    flat = [item for value in written for item in (value if isinstance(value, list | tuple) else [value])]
-    return [value for value in flat if isinstance(value, fx.Node)]
-
-
-def canonical_order(graph: fx.Graph) -> list[fx.Node]:
-    """All live nodes but the output: inputs first, then the rest, each in the order of a depth-first walk from the outputs.
-
-    Nodes that yield sizes or other numbers are left out: a compiler may find them anywhere or nowhere. Independent of names and
-    of the order of independent nodes. In-place writes stay after what read the old value and before what reads the new one; side
-    effects that no output needs come last, in the graph's own order.
-    """
-    nodes = list(graph.nodes)
-    place = {node: i for i, node in enumerate(nodes)}
-    output = next(node for node in reversed(nodes) if node.op == "output")
-    numbers = {node for node in nodes if is_number(node)}
-    effects = [node for node in nodes if node.op == "call_function" and node not in numbers and node.is_impure()]
-    unused = [node for node in nodes if node.op == "placeholder" and node not in numbers]
-    # Ranked by what they compute from, before the order of reads and writes says anything: that order lists readers as written.
-    needs = {node: [need for need in node.all_input_nodes if need not in numbers] for node in nodes}
-    rank = {node: i for i, node in enumerate(depth_first((*needs[output], *effects, *unused), needs))}
-    for writer in rank:
-        for written in written_arguments(writer):
-            for user in filter(rank.__contains__, written.users):
-                if place[user] < place[writer]:
-                    needs[writer].append(user)
-                elif place[user] > place[writer]:
-                    needs[user].append(writer)
-    order = depth_first(rank, {node: sorted(needs[node], key=rank.__getitem__) for node in rank})
-    return [node for node in order if is_input(node)] + [node for node in order if not is_input(node)]
-
-
-def depth_first(roots: Iterable[fx.Node], needs: Mapping[fx.Node, list[fx.Node]]) -> list[fx.Node]:
-    """The roots and all they need, each after what it needs, in the order of a walk that follows `needs` in turn."""
-    found: dict[fx.Node, None] = {}
-    for root in roots:
-        stack = [] if root in found else [(root, iter(needs[root]))]
-        while stack:
-            node, rest = stack[-1]
-            following = next((need for need in rest if need not in found), None)
-            if following is None:
-                found[node] = None
-                stack.pop()
-            else:
-                stack.append((following, iter(needs[following])))
-    return list(found)
-
-
 @dataclass(frozen=True)
 class _Rows:
     """Our nodes of one graph module, which may be nested in another: symbols are those of the outermost."""
@@ -124,8 +58,8 @@ class _Rows:
     nested: bool = False
 
     @staticmethod
-    def of(gm: fx.GraphModule, symbols: Symbols | None = None) -> _Rows:
-        order = canonical_order(gm.graph)
+    def of(gm: fx.GraphModule, symbols: Symbols | None = None, phase: str = "inference") -> _Rows:
+        order = canonical_order(gm.graph, phase)
         known = symbols or Symbols(lambda: (node.meta.get("val") for node in order))
         return _Rows(gm, order, {node: i for i, node in enumerate(order)}, known, symbols is not None)
 
@@ -211,7 +145,7 @@ def from_fx(
     static_inputs: positions among all that a call passes, sizes included. ranges: of torch's symbols, as the back end was given
     them; those that are not in it, or all, as they are now: lowering another graph of the program may have narrowed them.
     """
-    rows = _Rows.of(gm)
+    rows = _Rows.of(gm, phase=phase)
     order, index = rows.order, rows.index
     nodes = rows.nodes()
     (output,) = gm.graph.find_nodes(op="output")

@@ -181,12 +181,27 @@ class Graph:
     @cached_property
     def key(self) -> str:
         """Graph key: 64 hex digits. Fields at their defaults are not in it."""
-        rows = canonical_json([[node.to_json() for node in self.nodes], self.outputs])
+        rows = canonical_json([[node.to_json() for node in self.nodes], self._keyed_outputs])
         fields: dict[str, Any] = {"phase": self.phase, "rows": hashlib.sha256(rows.encode()).hexdigest()}
         fields["symbols"] = [[symbol.low, symbol.high] for symbol in self.symbols]
-        if self.user_visible is not None:
-            fields["user_visible"] = {"at": list(self.user_visible)}
         return digest("graph", fields)
+
+    @property
+    def _keyed_outputs(self) -> Any:
+        """The outputs, of a training step those that the user sees by themselves: the others have no order.
+
+        What a forward keeps for its backward, and the gradients that a backward gives, come in the order in which the program's
+        statements happen to need things.
+        """
+        if self.phase == "inference":
+            return self.outputs
+        visible = range(len(self.outputs)) if self.user_visible is None else self.user_visible
+        rest = [output for i, output in enumerate(self.outputs) if i not in visible or self.phase == "backward"]
+        ordered = [] if self.phase == "backward" else [self.outputs[i] for i in visible]
+        return {
+            "visible": ordered if self.phase == "forward" else self.user_visible is None,
+            "others": sorted({canonical_json(output) for output in rest}),
+        }
 
     @property
     def inputs(self) -> tuple[Node, ...]:

@@ -59,7 +59,10 @@ class ReadBack(CustomSchedulerPass):
             if self.eager:
                 check_left_to_eager(V.graph.graph)
             nodes = nodes if self.users is None else self.users(nodes)
-            self.realised.ids.update(local_ids(nodes, V.graph.graph, V.graph.sizevars.inv_precomputed_replacements))
+            lowered = V.graph
+            phase = "inference" if lowered.is_inference else "backward" if lowered.is_backward else "forward"
+            ids = local_ids(nodes, lowered.graph, phase, lowered.sizevars.inv_precomputed_replacements)
+            self.realised.ids.update(ids)
             return nodes
         self.realised.groups = realised_groups(nodes, self.realised.ids)
         if self.expected is not None and self.realised.groups != self.expected:

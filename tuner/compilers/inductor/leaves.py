@@ -58,14 +58,16 @@ def _ir_class(leaf: Any) -> str:
     return f"{kind}.{type(data).__name__}" if kind == "ComputedBuffer" else kind
 
 
-def local_ids(nodes: Sequence[Any], graph: fx.Graph, precomputed: Mapping[Any, Any] | None = None) -> dict[str, str]:
+def local_ids(
+    nodes: Sequence[Any], graph: fx.Graph, phase: str = "inference", precomputed: Mapping[Any, Any] | None = None
+) -> dict[str, str]:
     """The local id of every leaf under `nodes`, by the compiler's own name for it ("op3").
 
     A local id is the canonical position of the leaf's last origin in the post-grad `graph`, its iteration sizes, its IR class and
     an ordinal among leaves that agree in these. The compiler numbers leaves in the order of the statements, and names symbols
     after variables; local ids depend on neither. precomputed: see `SizeTexts`.
     """
-    order = canonical_order(graph)
+    order = canonical_order(graph, phase)
     text = SizeTexts(order, precomputed or {})
     position = {node: i for i, node in enumerate(order)}
     ids: dict[str, str] = {}
