@@ -139,20 +139,22 @@ def _name(program: CapturedProgram) -> str:
 def _print(captured: Captured) -> None:
     rows = [_row(program, one) for program in captured.programs for one in program.graphs]
     if rows:
-        print_table(("program", "graph", "phase", "nodes", "threads", "calls", "sizes"), rows)
+        print_table(("program", "graph", "phase", "nodes", "threads", "calls", "sizes", "never tuned for"), rows)
     for (_, words), count in captured.left_out.items():
         click.echo(f"left out {count}x: {words}", err=True)
     if captured.unreadable:
         click.echo(f"{captured.unreadable} files of the command are no captured programs", err=True)
-    if keys := [program.query.workload_key for program in captured.programs if program.query is not None]:
+    tunable = [program for program in captured.programs if any(not one.graph.opaque for one in program.graphs)]
+    if keys := [program.query.workload_key for program in tunable if program.query is not None]:
         click.echo("next: tuner sweep " + " ".join(key[:SHORT_KEY] for key in dict.fromkeys(keys)))
 
 
 def _row(program: CapturedProgram, one: CapturedGraph) -> tuple[str, ...]:
     key, threads = ("-", "-") if program.query is None else (program.query.workload_key, str(program.query.ambient["threads"]))
-    sizes = ", ".join(f"{'x'.join(map(str, size))} ({count})" for size, count in one.sizes.items())
     graph = one.graph
-    return (key[:SHORT_KEY], graph.key[:SHORT_KEY], graph.phase, str(len(graph.nodes)), threads, str(one.calls), sizes)
+    named = (key[:SHORT_KEY], graph.key[:SHORT_KEY], graph.phase, str(len(graph.nodes)))
+    sizes = ", ".join(f"{'x'.join(map(str, size))} ({count})" for size, count in one.sizes.items())
+    return (*named, threads, str(one.calls), sizes, ", ".join(graph.opaque))
 
 
 def _as_json(captured: Captured, command: Sequence[str], exit_code: int) -> dict[str, Any]:
@@ -167,6 +169,7 @@ def _as_json(captured: Captured, command: Sequence[str], exit_code: int) -> dict
                     "phase": one.graph.phase,
                     "nodes": len(one.graph.nodes),
                     "calls": one.calls,
+                    "opaque": list(one.graph.opaque),
                     "sizes": [{"sizes": list(size), "calls": count} for size, count in one.sizes.items()],
                 }
                 for one in program.graphs

@@ -158,20 +158,25 @@ def test_the_unchanged_script_is_an_exact_hit_for_what_was_captured(capture, tmp
     assert json.loads(done.stderr.splitlines()[-1]) == [[graph["workload_key"], "exact", "default"]]
 
 
-def test_what_a_script_that_is_killed_had_compiled_is_kept(capture, tmp_path):
+def test_what_a_script_and_its_forks_had_compiled_is_kept_though_they_are_killed(capture, tmp_path):
     script = (
         NORM
         + """
 import os, signal
+compiled, inputs = torch.compile(function), (torch.zeros(8, 1, dtype=torch.int64), torch.randn(8, 64))
 with torch.no_grad():
-    torch.compile(function)(torch.zeros(8, 1, dtype=torch.int64), torch.randn(8, 64))
+    compiled(*inputs)
+    if os.fork() == 0:
+        compiled(*inputs)
+        os._exit(0)
+    os.wait()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     )
     result, told = capture(script)
     assert result.exit_code == 1
     assert "was ended by signal 9; the 1 programs that it had compiled are kept" in result.stderr
-    assert [graph["calls"] for graph in graphs(told)] == [1]
+    assert [graph["calls"] for graph in graphs(told)] == [2], "one call of each process"
     with SqliteStore(tmp_path / "store.db", read_only=True) as store:
         assert store.counts()["programs"] == 1
 

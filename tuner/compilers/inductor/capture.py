@@ -18,8 +18,9 @@ from tuner.compilers.inductor.layouts import as_compiled
 from tuner.compilers.inductor.program import copied, is_training, program_key, program_ranges
 from tuner.errors import SpecError, UnsupportedGraph, find_cause, one_line
 from tuner.search_spaces.native import NATIVE_OPS
+from tuner.workload.captured import with_data
 from tuner.workload.fx import BOUND, from_fx
-from tuner.workload.graph import Graph, InputData, SpecPhase
+from tuner.workload.graph import Graph, SpecPhase
 from tuner.workload.seen import seen_in_all
 from tuner.workload.step import Step
 from tuner.workload.symbols import Ranges
@@ -181,12 +182,6 @@ def parameters_of(graph: Graph, program: Sequence[Graph]) -> frozenset[int]:
         return frozenset(graph.static_inputs)
     names = {one.names[i] for one in program if one.phase == "forward" for i in one.static_inputs}
     return frozenset(i for i, name in enumerate(graph.names) if name in names)
-
-
-def with_data(graph: Graph, data: tuple[InputData, ...]) -> Graph:
-    """`graph` and its native form with what was seen in the inputs."""
-    native = None if graph.native_form is None else replace(graph.native_form, data=data)
-    return replace(graph, data=data, native_form=native)
 
 
 def capture(

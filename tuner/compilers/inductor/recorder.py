@@ -27,7 +27,7 @@ from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
 from tuner.compilers.inductor.capture import _native_form as native_form
 from tuner.compilers.inductor.capture import _with_native as with_native
 from tuner.compilers.inductor.capture import form_of, graph_forms, parameters_of
-from tuner.compilers.inductor.hooks import V, compile_fx, compile_fx_inner, functorch_config
+from tuner.compilers.inductor.hooks import DYNAMO_SIGNALS, V, compile_fx, compile_fx_inner, functorch_config
 from tuner.compilers.inductor.layouts import as_compiled
 from tuner.compilers.inductor.program import copied, is_training, program_key, program_ranges
 from tuner.errors import UnsupportedGraph, one_line
@@ -160,7 +160,6 @@ class Recording:
         """The program, which notes its graphs and runs eagerly; None where Inductor's own steps fail with it."""
         # Before anything narrows them.
         ranges = program_ranges(gm, example_inputs)
-        native = None if is_training(example_inputs) else native_form(gm, example_inputs)
 
         def inner(made: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
             try:
@@ -176,9 +175,10 @@ class Recording:
             return self._running(made, finish, place, parameters)
 
         try:
+            native = None if is_training(example_inputs) else native_form(gm, example_inputs)
             with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
                 return run(gm, example_inputs, inner)
-        except torch._dynamo.exc.RestartAnalysis:
+        except DYNAMO_SIGNALS:
             _recordings.remove(self)
             raise
         except Exception as error:

@@ -17,10 +17,11 @@ import torch
 from torch import fx
 
 from tuner.compilers.inductor import events
-from tuner.compilers.inductor.capture import graph_forms, with_data
+from tuner.compilers.inductor.capture import graph_forms
 from tuner.compilers.inductor.pinned import Pinned
 from tuner.errors import UnsupportedGraph, one_line
 from tuner.lookup.client import warn_once
+from tuner.workload.captured import with_data
 from tuner.workload.fx import UNSEEN, tensor_meta
 from tuner.workload.graph import Graph, InputData, TensorMeta
 from tuner.workload.miss_report import NODES_LIMIT, MissReport
