@@ -12,6 +12,7 @@ from torch import fx
 
 from tuner.compilers.inductor import events
 from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
+from tuner.compilers.inductor.dispatch import compile_pinned
 from tuner.compilers.inductor.doors import Run
 from tuner.compilers.inductor.hooks import DYNAMO_SIGNALS, compiler_config, missing_hooks
 from tuner.compilers.inductor.pinned import NotPinned, Pinned
@@ -58,7 +59,7 @@ def compile_program(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Ca
     if pinned is None:
         return by_default(gm)
     try:
-        compiled = pinned.compile(gm, example_inputs, run)
+        compiled = compile_pinned(pinned, gm, example_inputs, run)
     except DYNAMO_SIGNALS:
         raise
     except Exception as error:

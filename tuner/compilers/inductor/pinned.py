@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from tuner.answer import Answer, ProgramAnswer
+from tuner.answer import Answer, Bucket, ProgramAnswer
 from tuner.compilers.inductor import events, memo
 from tuner.compilers.inductor.ambient import settings_in_force
 from tuner.compilers.inductor.apply import APPLY_VERSION, Realised, applied
@@ -103,6 +104,20 @@ class Pinned:
         if not answers or any(one.generation != answer.generation for one in answers.values()):
             return answer, NOWHERE
         return replace(answer, answers=answers, graph_keys=keys), MEMO
+
+    def of_bucket(self, bucket: Bucket) -> Pinned:
+        """The same for sizes in one of the buckets of the program's choice."""
+        return self._with(self.answer.of_bucket(bucket))
+
+    def without_dispatch(self) -> Pinned:
+        """The same with one plan for all sizes."""
+        return self._with(replace(self.answer, dispatch=()))
+
+    def _with(self, answer: ProgramAnswer) -> Pinned:
+        made = copy.copy(self)
+        made.__dict__.pop("tag", None)
+        made.answer, made.graphs, made._compiled, made._lock = answer, [], [], threading.Lock()
+        return made
 
     @cached_property
     def tag(self) -> str:

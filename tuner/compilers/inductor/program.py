@@ -56,6 +56,15 @@ def _values(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
     return [one if any(isinstance(size, SymbolicNumber) for size in sizes_in(one)) else other for one, other in pairs]
 
 
+def program_symbols(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> tuple[list[Any], Mapping[Any, int]]:
+    """The inputs, with symbols where sizes vary, and the number that each symbol has in the program's key."""
+    values = _values(gm, example_inputs)
+    symbols = Symbols(lambda: values)
+    for value in values:
+        _input(value, symbols)
+    return values, symbols.numbers
+
+
 def program_ranges(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Ranges:
     """The ranges of all symbols of a program, as the back end is given it: for `from_fx`, however long after.
 
