@@ -131,7 +131,9 @@ def _factor(tokens: list[str], place: int, depth: int) -> tuple[Term, int]:
     if re.fullmatch(r"-?\d+", token):
         return Term("number", value=int(token)), place + 1
     if re.fullmatch(r"-?\d.*", token):
-        return Term("number", value=float(token)), place + 1
+        if not math.isfinite(value := float(token)):
+            raise ValueError("a size is out of range")
+        return Term("number", value=value), place + 1
     raise ValueError(f"a size holds {token[:40]!r} where an operand should be")
 
 
@@ -168,16 +170,12 @@ def symbols_in(term: Term) -> set[int]:
 
 def apply(name: str, operands: Sequence[Number]) -> Number:
     """The value of "+", "*" or a function. Raises ValueError where there is none, or none that a size could have."""
-    if name == "+":
-        value: Number = sum(operands)
-    elif name == "*":
-        value = math.prod(operands)
-    else:
-        try:
-            value = FUNCTIONS[name][1](*operands)
-        except (ZeroDivisionError, OverflowError) as error:
-            raise ValueError(f"{name} has no value here") from error
-    if abs(value) >= VALUE_LIMIT:
+    try:
+        value = sum(operands) if name == "+" else math.prod(operands) if name == "*" else FUNCTIONS[name][1](*operands)
+    except ArithmeticError as error:
+        raise ValueError(f"{name} has no value here") from error
+    # Written so that what is no number is refused as well.
+    if not abs(value) < VALUE_LIMIT:
         raise ValueError("a size is out of range")
     return value
 

@@ -121,6 +121,10 @@ def _check(graph: Graph) -> None:
         raise SpecError(f"a graph of phase {str(graph.phase)[:20]!r}, which there is not")
     if len(graph.symbols) > SYMBOLS_LIMIT:
         raise ValueError(f"a graph has more than {SYMBOLS_LIMIT} symbols")
+    if not isinstance(graph.outputs, list):
+        raise ValueError("a graph's outputs are no list")
+    if len(graph.names) not in (0, len(graph.inputs)) or len(graph.yields) not in (0, len(graph.outputs)):
+        raise ValueError("a graph's names do not fit its inputs and outputs")
     for symbol in graph.symbols:
         if not -(2**63) <= symbol.low <= symbol.hint <= (2**63 if symbol.high is None else symbol.high) <= 2**63:
             raise ValueError("a symbol is not within its bounds")
