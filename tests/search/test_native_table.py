@@ -181,7 +181,9 @@ def test_luck_in_the_screen_is_not_confirmed(choose, store: SqliteStore) -> None
     assert answered(store).native_table == ()
 
 
-@pytest.mark.parametrize("chosen", [{"error": 1e6}, {"peak_bytes": 1100}, {"outcomes": [["another graph", "default"]]}])
+@pytest.mark.parametrize(
+    "chosen", [{"error": 1e6}, {"peak_bytes": 1100}, {"outcomes": [["another graph", "default"]]}, {"outcomes": []}]
+)
 def test_a_choice_that_is_off_in_a_process_of_its_own_is_none(choose, store: SqliteStore, chosen: Told) -> None:
     found = choose(Processes({NORM: 0.8}, chosen=chosen))
     assert not found.won

@@ -5,6 +5,7 @@ Runs in the child only, see tuner/workers/whole.py.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,7 +52,8 @@ class Tables(Whole):
         self.chosen: dict[str, Any] = {}
         if chosen is not None:
             with _reading(chosen):
-                self.chosen = self._try(CHOSEN, "tuner")
+                # Not the back end by its name: what Dynamo has compiled with that it would take again.
+                self.chosen = self._try(CHOSEN, functools.partial(dynamo.tuner_backend))
                 served = report()["served"]
             self.chosen["outcomes"] = [[graph.workload_key, graph.outcome] for graph in served]
 
