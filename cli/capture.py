@@ -70,7 +70,7 @@ def capture(command: tuple[str, ...], threads: int | None, store: Path | None, s
 
 
 def _run(command: Sequence[str], folder: Path, threads: int | None) -> int:
-    """The exit code of `command`, run with the recorder; minus the signal that it died of. Raises SpecError."""
+    """The exit code of `command`, run with the recorder; minus the signal that ended it. Raises SpecError."""
     environment = {**os.environ, FOLDER_VARIABLE: str(folder)}
     # Where the script asks for our winners it is to get none: what is recorded is what would be compiled by default.
     environment["TUNER_DISABLE"] = "1"
@@ -81,19 +81,24 @@ def _run(command: Sequence[str], folder: Path, threads: int | None) -> int:
     except OSError as error:
         hint = f": tuner capture -- python {command[0]}" if command[0].endswith(".py") else ""
         raise SpecError(f"{command[0]} cannot be run ({error.strerror}){hint}") from error
-    with _signals_passed_on(process):
-        return process.wait()
+    with _signals_passed_on(process) as interrupts:
+        exit_code = process.wait()
+    return -signal.SIGINT if exit_code and interrupts else exit_code
 
 
 @contextmanager
-def _signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Ctrl-C reaches the command by itself, SIGTERM is passed on; this process outlives both, to keep what was captured."""
+def _signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Ctrl-C reaches the command by itself, SIGTERM is passed on; this process outlives both, to keep what was captured.
+
+    Gives a list that Ctrl-C adds to.
+    """
+    interrupts: list[int] = []
     before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number)),
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
     }
     try:
-        yield
+        yield interrupts
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -190,7 +195,8 @@ def _as_json(captured: Captured, command: Sequence[str], exit_code: int) -> dict
 
 def _raise_what_failed(captured: Captured, command: Sequence[str], exit_code: int) -> None:
     """The exit code: how the command ended, else whether there is something to tune."""
-    kept = f"the {len(captured.programs)} programs that it had compiled are kept" if captured.programs else "nothing was captured"
+    count = len(captured.programs)
+    kept = f"what it had compiled is kept: {count} program{'s' * (count != 1)}" if count else "nothing was captured"
     if exit_code == -signal.SIGINT:
         click.echo(f"Interrupted; {kept}", err=True)
         sys.exit(130)

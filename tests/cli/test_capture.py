@@ -175,7 +175,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     )
     result, told = capture(script)
     assert result.exit_code == 1
-    assert "was ended by signal 9; the 1 programs that it had compiled are kept" in result.stderr
+    assert "was ended by signal 9; what it had compiled is kept: 1 program" in result.stderr
     assert [graph["calls"] for graph in graphs(told)] == [2], "one call of each process"
     with SqliteStore(tmp_path / "store.db", read_only=True) as store:
         assert store.counts()["programs"] == 1
