@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -91,15 +91,22 @@ def graphs_of(
 
     varying: what `varying_of` says. compiled_with: --mode and --option.
     """
-    from tuner.compilers.inductor.options import compile_options
     from tuner.search.workloads import resolve
 
     if any(compiled_with) and is_stored_key(spec) and programs(spec):
         raise UsageError(f"{spec}: a stored program has the settings that it was compiled with: no --mode, no --option")
-    with user_output_on_stderr(), compile_options(*compiled_with):
+    with user_output_on_stderr(), _settings(*compiled_with):
         return resolve(
             spec, threads=threads, forms=forms, find=find, programs=programs, dims=varying[0], dynamic=varying[1], phase=phase
         )
+
+
+def _settings(mode: str | None, options: Sequence[str]) -> AbstractContextManager[None]:
+    if mode is None and not options:
+        return nullcontext()
+    from tuner.compilers.inductor.options import compile_options
+
+    return compile_options(mode, options)
 
 
 def varying_options(function: Function) -> Function:

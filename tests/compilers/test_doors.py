@@ -65,16 +65,20 @@ def by_compile_fx() -> None:
     check(compile_fx(*traced()))
 
 
-def by_standalone_compile() -> None:
+def by_standalone_compile(aot: bool = False) -> None:
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         options = {"config_patches": {"trace.enabled": False}}
-        return torch._inductor.standalone_compile(gm, list(inputs), dynamic_shapes="from_graph", options=options)
+        return torch._inductor.standalone_compile(gm, list(inputs), dynamic_shapes="from_graph", options=options, aot=aot)
 
     check(torch.compile(pointwise_then_sum()[0], backend=backend, dynamic=False))
 
 
+def by_standalone_compile_ahead_of_time() -> None:
+    by_standalone_compile(aot=True)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("door", [by_torch_compile, by_compile_fx, by_standalone_compile])
+@pytest.mark.parametrize("door", [by_torch_compile, by_compile_fx, by_standalone_compile, by_standalone_compile_ahead_of_time])
 def test_each_way_of_calling_inductor_is_served(bench: Bench, enabled: None, groups: Groups, door: Callable[[], None]) -> None:
     with torch.no_grad():
         door()
@@ -83,24 +87,26 @@ def test_each_way_of_calling_inductor_is_served(bench: Bench, enabled: None, gro
 
 @pytest.mark.slow
 def test_an_inner_step_of_the_callers_runs_and_compiles_under_the_plan(bench: Bench, enabled: None, groups: Groups) -> None:
-    seen = []
+    keys = []
 
-    def hijacked(gm: torch.fx.GraphModule, inputs: Sequence[Any], *rest: Any, **more: Any) -> Any:
-        compiled = compile_fx_inner(gm, inputs, *rest, **more)
-        seen.append(type(compiled).__name__)
+    def hijacked(*args: Any, **kwargs: Any) -> Any:
+        compiled = compile_fx_inner(*args, **kwargs)
+        keys.append(compiled._fx_graph_cache_key)
         return compiled
 
-    patches = {"enable_auto_functionalized_v2": False, "size_asserts": True}
-    with torch.no_grad():
-        check(compile_fx(*traced(), inner_compile=hijacked, config_patches=patches))
-    assert seen == ["CompiledFxGraph"]
-    ((outcome, _, _),) = served()
-    assert outcome == "default", "a setting of the caller's makes another exact match"
-    tuner.reset_report()
-    with torch.no_grad(), functorch_config.patch(enable_autograd_cache=False):
-        check(compile_fx(*traced(), inner_compile=hijacked, config_patches={"trace.enabled": False}))
-    assert seen == ["CompiledFxGraph"] * 2
+    def compile_with(patches: dict[str, Any]) -> None:
+        def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+            return compile_fx(gm, inputs, inner_compile=hijacked, config_patches={"fx_graph_cache": True, **patches})
+
+        bench.new_process()
+        with torch.no_grad(), functorch_config.patch(enable_autograd_cache=False):
+            check(torch.compile(pointwise_then_sum()[0], backend=backend, dynamic=False))
+
+    compile_with({})
     assert served() == [("served", "exact", groups)]
+    compile_with({"size_asserts": False})
+    assert served() == [("default", "default", None)], "a setting of the caller's makes another exact match"
+    assert len({*keys} - {None}) == 2, "each was to be in Inductor's cache, under a key of its own"
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from tuner.compilers.inductor.report import reporting
 from tuner.compilers.inductor.users import Outranking, option_names, users_hooks
 from tuner.errors import UnsupportedGraph, find_cause
 from tuner.lookup.client import Client
-from tuner.search_spaces.inductor_knobs import KNOBS
 from tuner.settings import Settings
 from tuner.target import Query
 
@@ -101,7 +100,7 @@ def _pin(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[...,
         raise UnsupportedGraph("device", "only the CPU is supported yet")
     key = program_key(gm, example_inputs)
     where = (cpu_target().fields(), cpu_toolchain(), ambient())
-    if own := KNOBS.keys() & {*option_names(inner), *where[2]["inductor"]}:
+    if own := {*option_names(inner), *where[2]["inductor"]}:
         door = Outranking(door, own)
     answer = door.program(Query("program", key, *where))
     user_tag, training, ranges = compiler_config.cache_key_tag, is_training(example_inputs), program_ranges(gm, example_inputs)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.answer import Answer, ProgramAnswer
+from tuner.answer import Answer, Bucket, ProgramAnswer
+from tuner.compilers.inductor.eager import SETTINGS as EAGER_SETTINGS
 from tuner.compilers.inductor.hooks import InductorChoices, inductor_config, own_choices_handler
 from tuner.errors import UnsupportedGraph
 from tuner.lookup.client import Client, Source
@@ -93,13 +94,24 @@ class Outranking(Client):
 
     def program(self, query: Query) -> ProgramAnswer:
         answer = self.client.program(query)
-        return replace(answer, answers={key: self._outranked(one) for key, one in answer.answers.items()})
+        answers = {key: self._outranked(one) for key, one in answer.answers.items()}
+        dispatch = tuple(self._without(bucket) for bucket in answer.dispatch)
+        return replace(answer, answers=answers, dispatch=dispatch)
 
     def report(self, report: MissReport) -> str:
         return self.client.report(report)
 
     def _outranked(self, answer: Answer) -> Answer:
-        changed = [name for name, _ in answer.plan.config if name in self.names]
+        changed = self._changed_by(answer.plan)
         if not changed:
             return answer
         return Answer(Plan(), "default", answer.generation, f"option set by the user: {', '.join(changed)}")
+
+    def _without(self, bucket: Bucket) -> Bucket:
+        return replace(
+            bucket, plans=tuple((key, plan, groups) for key, plan, groups in bucket.plans if not self._changed_by(plan))
+        )
+
+    def _changed_by(self, plan: Plan) -> list[str]:
+        config = {**dict(plan.config), **(EAGER_SETTINGS if plan.compiler == "eager" else {})}
+        return sorted(self.names & config.keys())
