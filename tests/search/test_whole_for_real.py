@@ -29,6 +29,11 @@ def broken_graph():
         torch._dynamo.graph_break()
         return torch.softmax(y + 1, -1), x.add_(1)
     return function, (torch.randn(32, 64),)
+
+def step():
+    # All of it would cancel in a sum: what is compared is more than rounding.
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.Dropout(0.5), torch.nn.Softmax(-1)), (torch.randn(32, 64),)
 """
 
 
@@ -74,3 +79,16 @@ def test_the_plans_of_all_graphs_are_served_and_timed_together(tmp_path: Path, m
         assert final.speedup_low <= final.speedup <= final.speedup_high
         assert final.speedup == pytest.approx(final.default_ms / final.planned_ms)
     assert set(timed["times"]) == {"default", "planned"}
+
+
+def test_of_what_trains_a_step_is_timed_and_both_its_graphs_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "specs.py").write_text(SPECS)
+    spec = f"{tmp_path / 'specs.py'}:step"
+    graphs = resolve(spec, threads=1, forms=lambda _: None, find=lambda _: [])
+    assert [graph.graph.phase for graph in graphs] == ["forward", "backward"]
+    winners = unfused(graphs)
+    # Raises where a plan was not served; where a gradient differs, the evidence says so.
+    (final,) = hold_whole_final(spec, graphs, winners, POLICY, replace(EFFORTS["quick"], looks=(1,), final_samples=5, patience=0))
+    assert "error" not in final.evidence
+    assert final.plans == plans_of(graphs, winners)
