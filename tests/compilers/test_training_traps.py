@@ -124,17 +124,16 @@ def test_backward_outside_the_tag_without_the_remedy(bench: Bench, graphs: Known
 
 
 def swapped(first: int) -> Function:
-    """Two statements in one order or the other; inputs are met, and gradients added up, in the same order."""
+    """Two statements in one order or the other, and so what is met, kept for the backward and given back first."""
 
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        u, v = x * 2, w * 3
         if first:
-            a = torch.sin(u).sum(-1)
-            b = torch.cos(v).sum(0)
+            a = torch.tanh(x).sum(-1)
+            b = torch.softmax(w, 0).amax(0)
         else:
-            b = torch.cos(v).sum(0)
-            a = torch.sin(u).sum(-1)
-        return a[:, None] + b
+            b = torch.softmax(w, 0).amax(0)
+            a = torch.tanh(x).sum(-1)
+        return a[:, None] * b
 
     return function
 
@@ -150,8 +149,7 @@ def test_a_winner_of_a_training_graph_is_realised_where_two_independent_statemen
     planned = train(bench, swapped(1))
     assert planned.outcomes == BOTH
     assert {graph.phase: graph.realised for graph in planned.served} == {phase: plan.groups for phase, plan in plans.items()}
-    # sums of some hundreds
-    torch.testing.assert_close(planned.values, Step(swapped(1)).gradients(), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(planned.values, Step(swapped(1)).gradients(), rtol=1e-4, atol=1e-4)
 
 
 def test_swapped_statements_without_the_remedy(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
