@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,9 @@ def lookup(
     for place, workload in enumerate(resolved, start=1):
         answer = as_compiled(client, workload, programs)
         named = workload_json(workload.query, workload.spec, workload.program_key)
-        found.append({**named, "phase": workload.graph.phase, **answer.to_json(), "source": client.source})
+        native = native_table_of(workload, programs)
+        kept = {"native_table": list(native)} if native else {}
+        found.append({**named, "phase": workload.graph.phase, **answer.to_json(), **kept, "source": client.source})
         if not as_json:
             of = f"graph {place} of {len(resolved)}{'' if workload.graph.phase == 'inference' else f', {workload.graph.phase}'}"
             print_block(
@@ -85,6 +87,7 @@ def lookup(
                         "speed-up",
                         speedup(answer.speedup, answer.speedup_low, answer.speedup_high) if answer.winner == "plan" else "",
                     ),
+                    ("native", f"the program keeps {', '.join(native)} undecomposed: its graphs are others" if native else ""),
                     ("tier", answer.tier),
                     ("generation", str(answer.generation)),
                     ("reason", answer.reason),
@@ -106,6 +109,13 @@ def as_compiled(client: Client, workload: Resolved, programs: dict[str, ProgramA
             nameless = Answer(Plan(), "default", known.generation, "the program's record does not name this graph")
             return known.answers.get(workload.query.exact_key, nameless)
     return client.lookup(workload.query)
+
+
+def native_table_of(workload: Resolved, programs: Mapping[str, ProgramAnswer]) -> tuple[str, ...]:
+    """Op kinds that the workload's program leaves undecomposed throughout, among those that were asked for."""
+    program = workload.program_query
+    known = None if program is None else programs.get(program.exact_key)
+    return () if known is None else known.native_table
 
 
 @contextlib.contextmanager

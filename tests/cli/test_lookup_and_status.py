@@ -136,6 +136,14 @@ def test_a_program_that_is_known_is_answered_as_a_compile_of_it_is(folder, resol
     assert first["reason"] == "vetoed for this program: the whole callable measured 0.93x (0.91 to 0.95)"
 
 
+def test_what_a_program_keeps_undecomposed_is_told(folder, resolved):
+    with SqliteStore(folder / "store.db") as store:
+        store.add_program(program(), [query("a"), query("b")], "m.py:f")
+        store.record_program_choice(program(), ("aten.gelu.default",))
+    assert [row["native_table"] for row in json.loads(run("lookup", "m.py:f", "--json").output)] == [["aten.gelu.default"]] * 2
+    assert "the program keeps aten.gelu.default undecomposed" in run("lookup", "m.py:f").output
+
+
 def test_a_miss_by_thread_count_says_so_and_is_no_error(folder, resolved):
     result = run("lookup", "m.py:f", "--threads", "2")
     assert result.exit_code == 0
