@@ -61,6 +61,7 @@ WINNER_FIELDS = ("default_ms", "winner_ms", "speedup", "speedup_low", "speedup_h
     help="On a busy machine: wait, then refuse what stays noisy; or measure all the same.",
 )
 @varying_options
+@click.option("--dispatch", is_flag=True, help="Choose a plan for each size of the one --dim, and pick by size at run time.")
 @phase_option
 @compile_settings
 @store_option
@@ -80,6 +81,7 @@ def sweep(
     when_busy: str,
     dims: tuple[str, ...],
     dynamic: bool,
+    dispatch: bool,
     phase: SpecPhase | None,
     mode: str | None,
     options: tuple[str, ...],
@@ -100,6 +102,8 @@ def sweep(
     if threads is not None and threads > (os.cpu_count() or 1):
         raise UsageError(f"--threads must be at most {os.cpu_count()}, the number of cores, not {threads}")
     varying = varying_of(dims, dynamic)
+    if dispatch and (len(varying[0]) != 1 or dynamic or len(next(iter(varying[0].values()))) < 2):
+        raise UsageError("--dispatch picks by the size of one --dim, given with at least two sizes")
     settings = settings_for(store, socket)
     from tuner.cache.sqlite import SqliteStore
     from tuner.cli.sweep_table import watched
@@ -120,7 +124,7 @@ def sweep(
         )
     if when_busy == "measure":
         chosen = replace(chosen, patience=0)
-    rules = Rules(retry=retry_quarantined, jobs=jobs)
+    rules = Rules(retry=retry_quarantined, jobs=jobs, dispatch=dispatch)
     ask_to_yield(settings.socket)
     with SqliteStore(settings.store) as opened, ExitStack() as stack:
         known = opened.graph, opened.find_graphs, varying, phase, (mode, options), opened.find_programs
@@ -148,6 +152,8 @@ def sweep(
         results = [result_json(outcome) for outcome in plan.outcomes]
         tables = {spec: found.evidence() for spec, found in plan.tables.items()}
         named = {"native_tables": tables} if tables else {}
+        if plan.dispatches:
+            named["dispatch"] = {spec: found.evidence() for spec, found in plan.dispatches.items()}
         print_json({"results": results, **named, "seconds": round(plan.seconds, 3), **spent})
     _raise_what_failed(plan)
 

@@ -66,7 +66,7 @@ class Lines:
         for outcome in self.sweep.outcomes:
             for line in result_lines(outcome):
                 click.echo(line)
-        for line in table_lines(self.sweep):
+        for line in (*table_lines(self.sweep), *dispatch_lines(self.sweep)):
             click.echo(line)
         click.echo(spent_line(self.sweep))
 
@@ -91,7 +91,7 @@ class Tables:
         for outcome in self.sweep.outcomes:
             for line in result_lines(outcome):
                 self.console.print(Text(line))
-        for line in table_lines(self.sweep):
+        for line in (*table_lines(self.sweep), *dispatch_lines(self.sweep)):
             self.console.print(Text(line))
         self.console.print(Text(spent_line(self.sweep)))
 
@@ -176,6 +176,17 @@ def table_lines(sweep: Sweep) -> Iterator[str]:
             best = max(found.screened.items(), key=lambda one: one[1], default=None)
             tried = "" if best is None else f", best as screened {best[0]}, {best[1]:.2f}x"
             yield f"{spec}: no op kind stays undecomposed{tried}{f'; {found.reason}' if found.reason else ''}"
+
+
+def dispatch_lines(sweep: Sweep) -> Iterator[str]:
+    """What was found of a plan for each size."""
+    for spec, found in sweep.dispatches.items():
+        if not found.won:
+            yield f"{spec}: one plan for all sizes: {found.reason}"
+            continue
+        for buckets in found.buckets.values():
+            limits = ", ".join("any other size" if bucket.up_to is None else f"up to {bucket.up_to}" for bucket in buckets)
+            yield f"{spec}: a plan for each size of {buckets[0].symbol}: {limits}"
 
 
 def spent_line(sweep: Sweep) -> str:

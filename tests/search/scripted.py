@@ -112,6 +112,7 @@ class ScriptedWorker:
         self.script, self.number, self.name, self.alive = script, number, f"scripted {number}", True
         self.environment = environment
         self.plans: dict[str, Plan] = {}
+        self.sizes: tuple[tuple[int, ...], ...] = ()
         self.told: dict[str, Told] = {}
         self.whole: Told | None = None
         self.graph, self.resident = "", 1000
@@ -172,7 +173,8 @@ class ScriptedWorker:
         made = noisy(1.0 if plan.is_default else self.script.ms(plan) * self.script.odd(plan, self.number), samples)
         return [ms * self.script.at(plan, size) for ms in made for size in self.sizes] if self.sizes else made
 
-    def _open_whole(self, spec: str, **_: Any) -> Told:
+    def _open_whole(self, spec: str, policy: Told, **_: Any) -> Told:
+        self.sizes = Policy(**policy).sizes
         process = sum(request["spec"] == spec for request in self.script.asked("open whole")) - 1
         self.whole = {"error": 0.1, "ms": (1.0, 0.9), "busy": None, **self.script.whole(spec, process)}
         with SqliteStore(self.environment["TUNER_STORE"], read_only=True) as store:
@@ -193,6 +195,7 @@ class ScriptedWorker:
         assert self.whole is not None
         if error := self.whole.get("raise when timed"):
             self._raising({"raise": error})
+        samples *= max(1, len(self.sizes))
         times = {name: noisy(ms, samples) for name, ms in zip(("default", "planned"), self.whole["ms"], strict=True)}
         return {**CONDITIONS, "times": times, "busy": self.whole["busy"]}
 

@@ -37,12 +37,13 @@ MAX_JOBS = 16
 class Rules:
     """How to search, beside how much.
 
-    retry: try also what is in quarantine. jobs: processes that compile ahead, if more than one; None: one for each core.
-    own_copies: see Bench. space: the candidates of a graph, given the default's groups and its ops that may stay native, each as
-    often as it occurs.
+    retry: try also what is in quarantine. dispatch: choose a plan for each size of a dim. jobs: processes that compile ahead, if
+    more than one; None: one for each core. own_copies: see Bench. space: the candidates of a graph, given the default's groups
+    and its ops that may stay native, each as often as it occurs.
     """
 
     retry: bool = False
+    dispatch: bool = False
     jobs: int | None = None
     own_copies: bool = False
     space: Callable[[Groups, Iterable[str]], Iterable[Candidate]] = candidates

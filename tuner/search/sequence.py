@@ -11,7 +11,7 @@ from tuner.measurement import Policy, ProgramFinal, Winner
 from tuner.plan import Plan
 from tuner.search.effort import Effort
 from tuner.search.screen import SEED
-from tuner.search.whole import Process, has_plan, judged, one_that_lives, programs_of
+from tuner.search.whole import Process, has_plan, judged, one_that_lives, plans_of, programs_of
 from tuner.search.workloads import Resolved
 from tuner.target import Query
 
@@ -53,7 +53,7 @@ def _hold(
         planned = {graph.query.workload_key for graph in made if has_plan(graph, winners)}
         return one_that_lives(Process(request, made[0].device, planned, 1.0, policy, effort), process)
 
-    return judged(programs, winners, policy, effort, one_process)
+    return judged({program: plans_of(graphs, winners) for program, graphs in programs.items()}, policy, effort, one_process)
 
 
 def _row(graph: Resolved, winners: Mapping[str, Winner]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tuner.cache.contract import Store
 from tuner.errors import DeviceBusy, SpecError, TunerError, WorkerError
 from tuner.measurement import Policy, ProgramFinal, Winner
 from tuner.search.bench import Bench
+from tuner.search.dispatch import DispatchSearch, choose_dispatch
 from tuner.search.effort import RANKS, Effort
 from tuner.search.final import conclude, run_finals
 from tuner.search.heats import race
@@ -50,7 +51,7 @@ class Outcome:
 class Sweep:
     """A sweep under way; `outcomes` is up to date at any moment, so an interrupted one can still be shown.
 
-    tables: what was found of native ops of training programs, by SPEC.
+    tables: what was found of native ops of training programs, by SPEC. dispatches: of a plan for each size, by SPEC.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
@@ -58,6 +59,7 @@ class Sweep:
     started: float = field(default_factory=time.monotonic)
     whole_seconds: float = 0.0
     tables: dict[str, TableSearch] = field(default_factory=dict)
+    dispatches: dict[str, DispatchSearch] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -101,13 +103,17 @@ def run_sweep(
     anew = again or rules.retry
     to_tune = {key: outcome for key, outcome in first.items() if anew or not _settled(outcome, store, policy, effort)}
     unjudged = any(_needs_final(spec, outcomes, first, store) for spec, outcomes in _by_spec(sweep).items())
-    devices = {lock_name(outcome.resolved.device) for outcome in first.values()} if to_tune or unjudged else set()
+    devices = (
+        {lock_name(outcome.resolved.device) for outcome in first.values()} if to_tune or unjudged or rules.dispatch else set()
+    )
     with ExitStack() as held:
         for device in sorted(devices):
             held.enter_context(hold_device(device, wait))
         _tune(to_tune, store, policy, effort, rules)
         try:
             _conclude(sweep, first, store, policy, effort)
+            if rules.dispatch:
+                _choose_dispatches(sweep, first, store, policy, effort)
         finally:
             # What was not recorded has not won.
             for outcome in first.values():
@@ -218,6 +224,28 @@ def _choose_table(
         sweep.whole_seconds += time.monotonic() - started
         for outcome in originals:
             outcome.progress.enter("done")
+
+
+def _choose_dispatches(sweep: Sweep, first: Mapping[str, Outcome], store: Store, policy: Policy, effort: Effort) -> None:
+    """Searches a plan for each size; what fails over it leaves the winners as they are, and is told."""
+    for spec, outcomes in _by_spec(sweep).items():
+        graphs = [outcome.resolved for outcome in outcomes]
+        originals = {graph.query.exact_key: first[graph.query.exact_key] for graph in graphs}
+        if any(outcome.winner is None for outcome in originals.values()):
+            continue
+        for outcome in originals.values():
+            outcome.progress.enter("dispatch")
+        progress = {key: outcome.progress for key, outcome in originals.items()}
+        started = time.monotonic()
+        try:
+            winners = _in_force(graphs, first, store)
+            sweep.dispatches[spec] = choose_dispatch(spec, graphs, winners, store, policy, effort, progress)
+        except (SpecError, WorkerError, DeviceBusy) as error:
+            sweep.dispatches[spec] = DispatchSearch(reason=str(error))
+        finally:
+            sweep.whole_seconds += time.monotonic() - started
+            for outcome in originals.values():
+                outcome.progress.enter("done")
 
 
 def _plans_in_force(program: Query, graphs: Sequence[Resolved], first: Mapping[str, Outcome], store: Store) -> str:

@@ -53,7 +53,8 @@ def hold_whole_final(
         request = {**whole_request(spec, graphs, policy), "do": "open whole"}
         planned = {graph.query.workload_key for graph in graphs if has_plan(graph, winners)}
         one = Process(request, graphs[0].device, planned, MAX_ERROR, policy, effort, environment)
-        return judged(programs, winners, policy, effort, lambda process: one_that_lives(one, process), shapes)
+        digests = {program: plans_of(made, winners) for program, made in programs.items()}
+        return judged(digests, policy, effort, lambda process: one_that_lives(one, process), shapes)
 
 
 def whole_request(spec: str, graphs: Sequence[Resolved], policy: Policy) -> dict[str, Any]:
@@ -65,16 +66,16 @@ def whole_request(spec: str, graphs: Sequence[Resolved], policy: Policy) -> dict
 
 
 def judged(
-    programs: Mapping[Query, Sequence[Resolved]],
-    winners: Mapping[str, Winner],
+    programs: Mapping[Query, str],
     policy: Policy,
     effort: Effort,
     one_process: Callable[[int], dict[str, Any]],
     shapes: Shapes = STATIC,
 ) -> list[ProgramFinal]:
-    """What as many processes say of the programs' plans as it takes to be clear; each program of which a graph has a plan.
+    """What as many processes say of the programs' plans as it takes to be clear; each program that has any.
 
-    one_process: given its number, the "times" of "default" and "planned", the "conditions", and what was "wrong", if anything.
+    programs: each with the digest of its plans, empty where it has none. one_process: given its number, the "times" of "default"
+    and "planned", the "conditions", and what was "wrong", if anything.
     """
     pairs: list[Pair] = []
     conditions: list[dict[str, Any]] = []
@@ -99,11 +100,7 @@ def judged(
         "conditions": conditions,
         **({"error": wrong} if wrong else {}),
     }
-    return [
-        final_of(program, plans, verdict, speedup, pairs, policy, evidence)
-        for program, made in programs.items()
-        if (plans := plans_of(made, winners))
-    ]
+    return [final_of(program, plans, verdict, speedup, pairs, policy, evidence) for program, plans in programs.items() if plans]
 
 
 def final_of(

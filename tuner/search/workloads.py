@@ -21,7 +21,8 @@ class Resolved:
     """One graph of a SPEC. program_query: the program it was captured from; None for a stored key.
 
     sizes: of a symbolic graph, the values of its symbols at which it is tuned; see `Policy.sizes`. shapes: what varies in the
-    whole callable.
+    whole callable. Where that is one dim: dim_sizes, its sizes at which the graph has `sizes`, in this order; symbol: what the
+    dim is called in the program's key, "s0".
     """
 
     spec: str
@@ -30,6 +31,8 @@ class Resolved:
     program_query: Query | None
     sizes: tuple[tuple[int, ...], ...] = ()
     shapes: Shapes = STATIC
+    dim_sizes: tuple[int, ...] = ()
+    symbol: str = ""
 
     def policy(self, policy: Policy) -> Policy:
         """How times of this graph are taken in a sweep of this policy."""
@@ -134,18 +137,37 @@ def _at_each_size(
     from tuner.workload.dims import resized
 
     found: dict[tuple[str, str], Resolved] = {}
-    sizes: dict[str, list[tuple[int, ...]]] = {}
+    # Of each graph: its sizes, and those of the dims, in the order of the points. Of each program: its symbols' sizes by point.
+    at: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
+    program_hints: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
     for point in shapes.points:
-        made = resized(inputs, point)
+        made, dims = resized(inputs, point), tuple(point.values())
         for dynamic in shapes.compilations:
             for program in capture(function, marked(made, shapes.dims), dynamic, phase):
+                program_hints.setdefault(program.key, {})[dims] = program.hints
                 for graph in program.graphs:
                     found.setdefault((program.key, graph.key), _resolved(spec, graph, program.key, shapes))
                     # Of sizes that nobody named those of the example inputs are one.
                     if shapes.dims and graph.symbols:
-                        sizes.setdefault(graph.key, []).append(graph.hints)
-    at = {key: tuple(dict.fromkeys(points)) for key, points in sizes.items()}
-    return {key: replace(one, sizes=at.get(one.graph.key, one.sizes)) for key, one in found.items()}
+                        at.setdefault(graph.key, {}).setdefault(graph.hints, dims)
+    sized = {key: _sized(one, at.get(one.graph.key, {})) for key, one in found.items()}
+    return {(program, graph): replace(one, symbol=_symbol(program_hints[program])) for (program, graph), one in sized.items()}
+
+
+def _sized(graph: Resolved, at: Mapping[tuple[int, ...], tuple[int, ...]]) -> Resolved:
+    """The graph with its sizes; at: the dims' sizes by those of its symbols."""
+    if not at:
+        return graph
+    alone = all(len(dims) == 1 for dims in at.values())
+    return replace(graph, sizes=tuple(at), dim_sizes=tuple(dims[0] for dims in at.values()) if alone else ())
+
+
+def _symbol(hints: Mapping[tuple[int, ...], tuple[int, ...]]) -> str:
+    """Which symbol of a program has the size of the one dim, told by several of its sizes; "" where that cannot be told."""
+    if len(hints) < 2 or any(len(dims) != 1 for dims in hints):
+        return ""
+    count = min(map(len, hints.values()))
+    return next((f"s{i}" for i in range(count) if all(sizes[i] == dims[0] for dims, sizes in hints.items())), "")
 
 
 def sizes_named(graph: Graph, dims: Mapping[str, Sequence[int]]) -> tuple[tuple[int, ...], ...]:

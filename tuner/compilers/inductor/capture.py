@@ -15,7 +15,7 @@ from torch import fx
 from tuner.compilers.inductor.decompose import late_decompose, native_table, register_native, table_without
 from tuner.compilers.inductor.hooks import DYNAMO_SIGNALS, V, compile_fx, dynamo_config, functorch_config, inductor_config
 from tuner.compilers.inductor.layouts import as_compiled
-from tuner.compilers.inductor.program import copied, is_training, program_key, program_ranges
+from tuner.compilers.inductor.program import copied, is_training, program_hints, program_key, program_ranges
 from tuner.errors import SpecError, UnsupportedGraph, find_cause, one_line
 from tuner.search_spaces.native import NATIVE_OPS
 from tuner.workload.captured import with_data
@@ -28,10 +28,11 @@ from tuner.workload.symbols import Ranges
 
 @dataclass
 class Program:
-    """A captured program: its key, and its graphs in the order in which they were compiled."""
+    """A captured program: its key, its graphs in the order in which they were compiled, and the sizes of its symbols."""
 
     key: str
     graphs: list[Graph] = field(default_factory=list)
+    hints: tuple[int, ...] = ()
 
 
 log = logging.getLogger("tuner")
@@ -148,7 +149,7 @@ def _recorder(programs: list[Program], without: Sequence[str]) -> Callable[..., 
     register_native(without)
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        program = Program(program_key(gm, example_inputs))
+        program = Program(program_key(gm, example_inputs), hints=program_hints(gm, example_inputs))
         programs.append(program)
         # Before anything narrows them.
         ranges = program_ranges(gm, example_inputs)

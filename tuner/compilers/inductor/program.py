@@ -58,11 +58,21 @@ def _values(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
 
 def program_symbols(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> tuple[list[Any], Mapping[Any, int]]:
     """The inputs, with symbols where sizes vary, and the number that each symbol has in the program's key."""
+    values, symbols = _numbered(gm, example_inputs)
+    return values, symbols.numbers
+
+
+def program_hints(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> tuple[int, ...]:
+    """The sizes that the program's symbols, by number, have in this call."""
+    return tuple(symbol.hint for symbol in _numbered(gm, example_inputs)[1].declared())
+
+
+def _numbered(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> tuple[list[Any], Symbols]:
     values = _values(gm, example_inputs)
     symbols = Symbols(lambda: values)
     for value in values:
         _input(value, symbols)
-    return values, symbols.numbers
+    return values, symbols
 
 
 def program_ranges(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Ranges:

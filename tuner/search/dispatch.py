@@ -1,0 +1,245 @@
+"""A plan for each bucket of a size that varies, where that is better than one for all: chosen from what was screened at each.
+
+Searched after the graphs' own winners. At each size the best as screened there race and have a final of their own; then the whole
+callable has its final with all of them in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+from tuner.answer import Bucket, digest_of_plans
+from tuner.cache.contract import Store
+from tuner.cache.sqlite import SqliteStore
+from tuner.errors import WorkerError
+from tuner.measure.statistics import median_ratio
+from tuner.measurement import Measurement, Policy, ProgramFinal, Winner
+from tuner.search.bench import Bench
+from tuner.search.effort import Effort
+from tuner.search.final import conclude, run_finals
+from tuner.search.heats import race
+from tuner.search.progress import Progress
+from tuner.search.provenance import provenance
+from tuner.search.screen import SEED, Finalist, Screening
+from tuner.search.whole import MAX_ERROR, Process, judged, one_that_lives, programs_of, store_of, whole_request
+from tuner.search.workloads import Resolved
+from tuner.search_spaces.space import Candidate
+from tuner.target import Query
+
+# Distance of the seeds of the inputs at two sizes from each other, and from those of the sweep's own processes.
+SEEDS_APART = 1009
+
+
+@dataclass
+class DispatchSearch:
+    """What came of it for one callable. winners: by size, then by exact-match key. buckets: by program key, if it has several.
+
+    final: what the whole callable's said of them; won: they are in force. reason: why not.
+    """
+
+    winners: dict[int, dict[str, Winner]] = field(default_factory=dict)
+    buckets: dict[str, tuple[Bucket, ...]] = field(default_factory=dict)
+    finals: list[ProgramFinal] = field(default_factory=list)
+    reason: str = ""
+
+    @property
+    def won(self) -> bool:
+        return bool(self.finals) and not self.reason
+
+    def evidence(self) -> dict[str, Any]:
+        """JSON: at each size the plan of each graph, and the buckets as they are in force."""
+        sizes = {
+            str(size): {key[:12]: {"plan": one.plan.describe(), "speedup": one.speedup} for key, one in winners.items()}
+            for size, winners in self.winners.items()
+        }
+        limits = {program[:12]: [bucket.up_to for bucket in buckets] for program, buckets in self.buckets.items()}
+        whole = [{"verdict": one.verdict, "speedup": one.speedup, "evidence": dict(one.evidence)} for one in self.finals[:1]]
+        why = {"reason": self.reason} if self.reason else {}
+        return {"sizes": sizes, "buckets_up_to": limits, "whole": whole[0] if whole else None, "won": self.won, **why}
+
+
+def choose_dispatch(
+    spec: str,
+    graphs: Sequence[Resolved],
+    winners: Mapping[str, Winner],
+    store: Store,
+    policy: Policy,
+    effort: Effort,
+    progress: Mapping[str, Progress],
+) -> DispatchSearch:
+    """Searches a plan for each size of the callable's one dim; records, for each program, buckets that the final confirms.
+
+    graphs, winners: as for `hold_whole_final`. progress: by exact-match key. Raises WorkerError, UnsupportedGraph, DeviceBusy.
+    """
+    found = DispatchSearch()
+    symbolic = {graph.query.exact_key: graph for graph in graphs if graph.symbol and graph.sizes}
+    for size in sorted({size for graph in symbolic.values() for size in graph.dim_sizes}):
+        at = {key: at_size(graph, size) for key, graph in symbolic.items() if size in graph.dim_sizes}
+        found.winners[size] = _winners_at(at, winners, store, policy, effort, progress, size)
+    for program, made in programs_of(graphs).items():
+        buckets = merged(buckets_of(found.winners, [graph.query.exact_key for graph in made], made[0].symbol))
+        if len(buckets) > 1:
+            found.buckets[program.workload_key] = buckets
+    if not found.buckets:
+        found.reason = "one plan is the best at every size"
+    else:
+        _final(found, spec, graphs, winners, store, policy, effort)
+    for program in programs_of(graphs):
+        _record(found, program, store)
+    return found
+
+
+def at_size(graph: Resolved, size: int) -> Resolved:
+    """The graph where the dim has one of its sizes."""
+    return replace(graph, sizes=(graph.sizes[graph.dim_sizes.index(size)],), dim_sizes=(size,))
+
+
+def row_at(row: Measurement, size: tuple[int, ...]) -> Measurement:
+    """What a measurement at several sizes says of one of them."""
+    i, count = row.policy.sizes.index(size), row.policy.size_count
+    return replace(
+        row,
+        policy=replace(row.policy, sizes=(size,)),
+        samples_ms=row.samples_ms[i::count],
+        default_samples_ms=row.default_samples_ms[i::count],
+    )
+
+
+def _winners_at(
+    graphs: Mapping[str, Resolved],
+    winners: Mapping[str, Winner],
+    store: Store,
+    policy: Policy,
+    effort: Effort,
+    progress: Mapping[str, Progress],
+    size: int,
+) -> dict[str, Winner]:
+    screenings = [_screening(graph, winners.get(key), store, policy, effort) for key, graph in graphs.items()]
+    seconds = {key: progress[key].seconds_spent for key in graphs}
+    with Bench(policy, SEED + 1 + SEEDS_APART * size, effort.patience) as bench:
+        for screening in screenings:
+            key = screening.resolved.query.exact_key
+            bench.seconds = seconds[key]
+            screening.finalists = race(bench, screening, store, effort, progress[key])
+    evidence = run_finals(screenings, store, policy, effort, lambda _: None, seconds)
+    made: dict[str, Winner] = {}
+    for screening in screenings:
+        key = screening.resolved.query.exact_key
+        final = evidence.get(key)
+        if final is not None and final.error is not None:
+            raise final.error
+        made[key] = conclude(screening, final, policy, effort, seconds[key])
+    return made
+
+
+def _screening(graph: Resolved, winner: Winner | None, store: Store, policy: Policy, effort: Effort) -> Screening:
+    """The screening at all sizes, as it looks at this one."""
+    result = Screening(graph)
+    if winner is not None:
+        result.incumbent, result.default_ms = winner.plan, winner.default_ms
+    latest: dict[str, Measurement] = {}
+    for row in store.measurements(graph.query.exact_key, "screen"):
+        if replace(row.policy, sizes=()) == replace(policy, sizes=()) and graph.sizes[0] in row.policy.sizes:
+            latest[row.plan.key] = row
+    quarantined = store.quarantined(graph.query)
+    for key, row in latest.items():
+        if row.status == "ok" and row.memory_ratio <= effort.memory_limit and key not in quarantined:
+            here = row_at(row, graph.sizes[0])
+            ratio = median_ratio(here.default_samples_ms, here.samples_ms)
+            result.passed.append(Finalist(Candidate(row.label, row.plan), here, ratio))
+    return result
+
+
+def buckets_of(winners: Mapping[int, Mapping[str, Winner]], keys: Sequence[str], symbol: str) -> list[Bucket]:
+    """A bucket for each size at which one of these graphs, by exact-match key, was tuned; limits at geometric midpoints."""
+    sizes = sorted(size for size, made in winners.items() if set(keys) & set(made))
+    limits: list[int | None] = [isqrt(small * large) for small, large in pairwise(sizes)]
+    buckets = []
+    for size, limit in zip(sizes, [*limits, None][: len(sizes)], strict=True):
+        chosen = {key: winners[size][key] for key in sorted(set(keys)) if key in winners[size]}
+        plans = tuple((key, one.plan, one.groups) for key, one in chosen.items() if not one.plan.is_default)
+        buckets.append(Bucket(symbol, limit, plans))
+    return buckets
+
+
+def merged(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
+    """Neighbours with equal plans as one."""
+    kept: list[Bucket] = []
+    for bucket in buckets:
+        if kept and kept[-1].plans == bucket.plans:
+            kept.pop()
+        kept.append(bucket)
+    return tuple(kept)
+
+
+def _final(
+    found: DispatchSearch,
+    spec: str,
+    graphs: Sequence[Resolved],
+    winners: Mapping[str, Winner],
+    store: Store,
+    policy: Policy,
+    effort: Effort,
+) -> None:
+    programs, shapes = programs_of(graphs), graphs[0].shapes
+    policy = replace(policy, sizes=shapes.whole_sizes)
+    request = {**whole_request(spec, graphs, policy), "do": "open whole"}
+    # A graph may be served in one bucket and not in another: that some bucket of it is served is what can be asked for.
+    planned = {
+        graph.query.workload_key
+        for graph in graphs
+        for bucket in found.buckets.get(str(graph.program_key), ())
+        if graph.query.exact_key in {key for key, *_ in bucket.plans}
+    }
+    with _store_of(spec, programs, winners, found) as environment:
+        one = Process(request, graphs[0].device, planned, MAX_ERROR, policy, effort, environment)
+        digests = {program: _digest(found, program, made, winners, store) for program, made in programs.items()}
+        try:
+            finals = judged(digests, policy, effort, lambda process: one_that_lives(one, process), shapes)
+        except WorkerError as error:
+            found.reason = str(error)
+            return
+    found.finals = [one for one in finals if one.query.workload_key in found.buckets]
+    if any(one.verdict == "vetoed" for one in found.finals):
+        found.reason = "the whole callable lost with a plan for each bucket"
+
+
+def _digest(found: DispatchSearch, program: Query, made: Sequence[Resolved], winners: Mapping[str, Winner], store: Store) -> str:
+    choice = store.program_choice(program.exact_key)
+    keys = [graph.query.exact_key for graph in made if graph.query.exact_key in winners]
+    plans = {key: (winners[key].plan, winners[key].groups) for key in keys}
+    native = () if choice is None else choice[0].native_table
+    return digest_of_plans(plans, native, found.buckets.get(program.workload_key, ()))
+
+
+@contextmanager
+def _store_of(
+    spec: str, programs: Mapping[Query, Sequence[Resolved]], winners: Mapping[str, Winner], found: DispatchSearch
+) -> Iterator[dict[str, str]]:
+    """The environment of a process in which the buckets are in force beside the winners."""
+    with store_of(spec, programs, winners) as environment:
+        with SqliteStore(Path(environment["TUNER_STORE"])) as store:
+            for program in programs:
+                if buckets := found.buckets.get(program.workload_key):
+                    store.record_program_choice(program, dispatch=buckets)
+        yield environment
+
+
+def _record(found: DispatchSearch, program: Query, store: Store) -> None:
+    """Puts the program's buckets in force, or takes those out of force that were."""
+    before = store.program_choice(program.exact_key)
+    native = () if before is None else before[0].native_table
+    buckets = found.buckets.get(program.workload_key, ()) if found.won else ()
+    if not buckets and (before is None or not before[0].dispatch):
+        return
+    for final in found.finals:
+        if buckets and final.query == program:
+            # Before the choice: no moment in which it is in force and was not judged.
+            store.record_program_final(final)
+    store.record_program_choice(program, native, buckets, found.evidence(), provenance())
