@@ -284,6 +284,12 @@ def test_random_numbers_are_the_same_again_under_another_grouping(name):
         assert reference.deviation(drawn_with(split, reference.seed + 1)) > 1
 
 
+def test_numbers_that_come_of_a_seed_among_the_inputs_are_random_too():
+    seeds = torch.zeros(1, dtype=torch.int64)
+    random, lookup = torch.ops.prims.inductor_random.default, torch.ops.prims.inductor_lookup_seed.default
+    assert not reference_of(lambda x, seeds: [x * random([4, 4], lookup(seeds, 0), "rand")], drawn(4, 4), seeds).checkable
+
+
 def test_attention_without_dropout_draws_nothing():
     q = drawn(1, 2, 16, 8)
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import CONDITIONS, EFFORT, GELU, POLICY, A, Told, noisy, resolved
+from scripted import CONDITIONS, EFFORT, GELU, POLICY, A, Script, Told, noisy, resolved
 from stored import program, query, winner
 
 from tuner.cache.sqlite import SqliteStore
@@ -224,3 +224,38 @@ def test_the_default_with_its_plans_is_what_a_choice_has_to_beat(choose) -> None
     assert [request["keys"] for request in processes.asked("time")] == [["planned", NORM]] + [["planned", "chosen"]] * 3
     assert all(request["phase"] == "training" for request in processes.asked("open tables"))
     assert Plan() != A
+
+
+def test_a_sweep_looks_for_it_after_the_winners_and_not_again_when_settled(
+    sweep, store: SqliteStore, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes({NORM: 0.8})
+    monkeypatch.setattr("tuner.search.native_table.Worker", processes)
+    made = sweep(Script(lambda plan: 1.0), *graphs())
+    assert made.tables[SPEC].won
+    assert answered(store).native_table == (NORM,)
+    devices.clear()
+    settled = sweep(Script(), *graphs())
+    assert (settled.tables, devices) == ({}, [])
+
+
+def test_a_settled_program_that_was_never_searched_is_searched_on_the_device(
+    sweep, store: SqliteStore, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.search.sweep.wants_table", lambda *_: False)
+    sweep(Script(lambda plan: 1.0), *graphs())
+    monkeypatch.setattr("tuner.search.sweep.wants_table", wants_table)
+    monkeypatch.setattr("tuner.search.native_table.Worker", Processes({}))
+    devices.clear()
+    assert sweep(Script(), *graphs()).tables[SPEC].kind == ""
+    assert devices == ["cpu"]
+
+
+def test_a_default_that_fails_over_it_leaves_the_winners_and_is_told(
+    sweep, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.search.native_table.Worker", Processes({NORM: 0.8}, busy="load 9"))
+    made = sweep(Script(lambda plan: 1.0), *graphs())
+    assert made.tables[SPEC].reason == "load 9"
+    assert all(outcome.generation is not None for outcome in made.outcomes)
+    assert wants_table(graphs(), False, store), "it is searched the next time"

@@ -102,7 +102,10 @@ def run_sweep(
         first.setdefault(outcome.resolved.query.exact_key, outcome)
     anew = again or rules.retry
     to_tune = {key: outcome for key, outcome in first.items() if anew or not _settled(outcome, store, policy, effort)}
-    unjudged = any(_needs_final(spec, outcomes, first, store) for spec, outcomes in _by_spec(sweep).items())
+    unjudged = any(
+        _needs_final(spec, outcomes, first, store) or _wants_table(spec, [one.resolved for one in outcomes], False, store)
+        for spec, outcomes in _by_spec(sweep).items()
+    )
     devices = (
         {lock_name(outcome.resolved.device) for outcome in first.values()} if to_tune or unjudged or rules.dispatch else set()
     )
@@ -208,7 +211,7 @@ def _choose_table(
     effort: Effort,
 ) -> None:
     """Searches the table of a callable that trains; what fails over it leaves the winners as they are, and is told."""
-    if not has_callable(spec) or not wants_table(graphs, anew, store):
+    if not _wants_table(spec, graphs, anew, store):
         return
     originals = [first[graph.query.exact_key] for graph in graphs]
     if any(outcome.winner is None for outcome in originals):
@@ -246,6 +249,10 @@ def _choose_dispatches(sweep: Sweep, first: Mapping[str, Outcome], store: Store,
             sweep.whole_seconds += time.monotonic() - started
             for outcome in originals.values():
                 outcome.progress.enter("done")
+
+
+def _wants_table(spec: str, graphs: Sequence[Resolved], anew: bool, store: Store) -> bool:
+    return has_callable(spec) and wants_table(graphs, anew, store)
 
 
 def _plans_in_force(program: Query, graphs: Sequence[Resolved], first: Mapping[str, Outcome], store: Store) -> str:
