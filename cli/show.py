@@ -75,7 +75,8 @@ def list_winners(store: Store, as_json: bool) -> None:
     """One line for each winner."""
     found = [(spec_of(store, winner), winner, generation) for winner, generation in store.winners()]
     if as_json:
-        print_json([summary(spec, winner, generation) for spec, winner, generation in found])
+        phases = {winner.query.workload_key: phase_of(store, winner.query) for _, winner, _ in found}
+        print_json([summary(*one) | {"phase": phases[one[1].query.workload_key]} for one in found])
         return
     if not found:
         click.echo("no winners yet: `tuner sweep SPEC` looks for some")
@@ -85,13 +86,14 @@ def list_winners(store: Store, as_json: bool) -> None:
             winner.query.workload_key[:SHORT_KEY],
             winner.query.target_name,
             spec or "-",
+            phase_of(store, winner.query) or "-",
             winner.kind,
             speedup(winner.speedup, winner.speedup_low, winner.speedup_high) if winner.kind == "plan" else "1",
             winner.plan.describe() if winner.kind == "plan" else "-",
         )
         for spec, winner, _ in found
     ]
-    print_table(("workload", "target", "spec", "winner", "speed-up", "plan"), rows)
+    print_table(("workload", "target", "spec", "phase", "winner", "speed-up", "plan"), rows)
 
 
 def workload_keys(store: Store, spec_or_key: str, phase: SpecPhase | None = None) -> list[str]:

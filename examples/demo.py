@@ -1,4 +1,4 @@
-"""The main job, end to end: sweep eight graphs, store the winners, serve them, and use them in a second process.
+"""The main job, end to end: sweep nine programs, a training step among them, store the winners, serve them to a second process.
 
 Everything runs through the commands that a user types; each is printed before it runs. The store and the compile caches of the
 demo are in a temporary folder, removed at the end.
@@ -30,6 +30,7 @@ NAMES = (
     "rms_norm_swiglu",
     "group_norm_silu",
     "row_statistics",
+    "layer_norm_step",
 )
 READY_S = 30.0
 
@@ -53,7 +54,7 @@ def main() -> None:
             ("graph", "default ms", "winner ms", "speed-up", "95% interval", "winning plan"),
             [
                 (
-                    row["spec"].rpartition(":")[2],
+                    row["spec"].rpartition(":")[2] + ("" if row["phase"] == "inference" else f", {row['phase']}"),
                     f"{row['default_ms']:.3f}",
                     f"{row['winner_ms']:.3f}",
                     f"{row['speedup']:.2f}",

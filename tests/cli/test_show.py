@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "store.db"
     with SqliteStore(path) as store:
         for asked in (query("a"), query("b")):
-            store.add_graph(asked.workload_key, {})
+            store.add_graph(asked.workload_key, {"phase": "forward"})
         store.add_program(program(), [query("a"), query("b")], "m.py:f")
         key = program().workload_key
         store.add_measurement(measurement(plan=Plan(), program_key=key))
@@ -47,15 +47,16 @@ def test_all_winners_are_listed_one_a_line(path):
     result = show(path)
     assert result.exit_code == 0
     header, first, second = result.output.splitlines()
-    assert header.split() == ["workload", "target", "spec", "winner", "speed-up", "plan"]
-    assert " ".join(first.split()) == f"{A[:12]} cpu/x86_64-avx2/2 m.py:f plan 2.000x (1.900 to 2.100) native aten.gelu"
-    assert " ".join(second.split()) == f"{B[:12]} cpu/x86_64-avx2/2 m.py:f default 1 -"
+    assert header.split() == ["workload", "target", "spec", "phase", "winner", "speed-up", "plan"]
+    assert " ".join(first.split()) == f"{A[:12]} cpu/x86_64-avx2/2 m.py:f forward plan 2.000x (1.900 to 2.100) native aten.gelu"
+    assert " ".join(second.split()) == f"{B[:12]} cpu/x86_64-avx2/2 m.py:f forward default 1 -"
 
 
 def test_the_list_as_json_uses_the_words_of_the_interface(path):
     first, second = json.loads(show(path, "--json").output)
     assert first == {
         "spec": "m.py:f",
+        "phase": "forward",
         "program_key": program().workload_key,
         "workload_key": A,
         "target": "cpu/x86_64-avx2/2",
