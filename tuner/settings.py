@@ -1,4 +1,7 @@
-"""Settings of a process, read once from the environment. The README's table of settings lists them all."""
+"""Settings of a process, read once from the environment. The README's table of settings lists them all.
+
+`tuner.compilers.autoload`, which runs at every `import torch`, reads TUNER_INDUCTOR by itself.
+"""
 
 from __future__ import annotations
 
