@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch
 from serving import Example, gelu_of_norm
 from steps import Step, scores
 from torch._dynamo.utils import counters
+from torch._inductor.runtime.runtime_utils import cache_dir
 
 import tuner
 from tuner.answer import ProgramAnswer
+from tuner.compilers.inductor import memo
 from tuner.compilers.inductor import report as report_module
 from tuner.lookup.client import Client
 from tuner.settings import Settings
@@ -132,6 +135,15 @@ def test_the_compile_caches_neither_see_the_report_nor_hide_the_program(bench, g
     assert given[0] == given[1]
 
 
+def test_a_program_that_the_caches_answered_is_remembered_by_what_was_traced_for_its_report(bench, given):
+    bench.run(gelu_of_norm())
+    key = given[0].program.exact_key
+    (Path(cache_dir()) / "tuner" / f"{key}.json").unlink()
+    (graph,) = bench.run(gelu_of_norm())[1]["served"]
+    assert (graph.outcome, graph.workload_key) == ("default from cache", "")
+    assert memo.remembered(key) == tuple(graph.key for graph in given[1].graphs)
+
+
 @pytest.mark.parametrize(("name", "value"), [("TUNER_REPORT_MISSES", "0"), ("TUNER_DISABLE", "1")])
 def test_it_can_be_switched_off(bench, given, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
@@ -226,7 +238,7 @@ def test_what_the_compiler_returns_keeps_its_attributes(given):
     query = Query("program", "0" * 64, {}, {}, {"threads": 1})
     with torch.no_grad():
         made = report_module.reporting(
-            compiled, gm, inputs, {}, SimpleNamespace(door=door, query=query, graphs=[], training=False)
+            compiled, gm, inputs, {}, SimpleNamespace(door=door, query=query, graphs=[], training=False, cached=False)
         )
         assert made is not compiled
         assert (made.serialize, made.__wrapped__) == ("how to", compiled)

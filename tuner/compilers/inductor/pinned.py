@@ -276,7 +276,8 @@ class Pinned:
 
     def _record_cached(self) -> None:
         answers = list(self.answer.answers.values())
-        keys = self.answer.graph_keys or ("",) * len(answers)
+        keys = self.answer.graph_keys
+        keys = keys if len(keys) == len(answers) else ("",) * len(answers)
         for key, answer in zip(keys, answers, strict=True):
             outcome = "default from cache" if answer.plan.is_default else "served from cache"
             self._record(Found(key, "", answer, answer.reason), outcome, answer.reason)

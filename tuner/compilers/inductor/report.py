@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tuner.compilers.inductor import events
+from tuner.compilers.inductor import events, memo
 from tuner.compilers.inductor.capture import graph_forms
 from tuner.compilers.inductor.pinned import Pinned
 from tuner.errors import UnsupportedGraph, one_line
@@ -85,7 +85,10 @@ def _pending(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[st
         raise UnsupportedGraph("too_large", f"the program has more than {NODES_LIMIT} nodes")
     if pinned.training and pinned.graphs:
         return _Pending(pinned, pinned.graphs)
-    return _Pending(pinned, graph_forms(gm, example_inputs, patches, pinned.graphs))
+    graphs = graph_forms(gm, example_inputs, patches, pinned.graphs)
+    if pinned.cached:
+        memo.remember(pinned.query.exact_key, [graph.key for graph in graphs])
+    return _Pending(pinned, graphs)
 
 
 class _Pending:
