@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from scripted import EFFORT, GELU, A, Script, resolved
 from stored import program
 
 from tuner.cache.sqlite import SqliteStore
-from tuner.errors import WorkerDied
+from tuner.errors import UnsupportedGraph, WorkerDied
 from tuner.lookup.reader import StoreReader
 from tuner.plan import Plan
 from tuner.search.workloads import Resolved
+from tuner.workload.graph import Node
 
 REPORTED = "program abcdef012345"
 
@@ -70,3 +72,14 @@ def test_one_graph_has_had_its_final(sweep) -> None:
     (outcome,) = sweep(script, *graphs("a")).outcomes
     assert script.asked("open sequence") == []
     assert outcome.generation is not None
+
+
+def test_a_graph_that_cannot_be_rebuilt_does_not_keep_the_others_from_their_winners(sweep, store: SqliteStore) -> None:
+    barrier = Node("opaque", "custom.op", [], {}, None)
+    made = graphs("a", "b", "c")
+    made[2] = replace(made[2], graph=replace(made[2].graph, nodes=(barrier,), order=(0,)))
+    script = faster(opening=lambda graph: {"raise": UnsupportedGraph("opaque", "custom.op")} if graph == "c" else {})
+    outcomes = sweep(script, *made).outcomes
+    assert [len(request["rows"]) for request in script.asked("open sequence")] == [2] * EFFORT.looks[0]
+    assert [outcome.winner is not None for outcome in outcomes] == [True, True, False]
+    assert served(store) == [A, A, Plan()]

@@ -20,8 +20,12 @@ SEEDS_APART = 100_003
 
 
 def sequences_of(graphs: Sequence[Resolved]) -> dict[Query, list[Resolved]]:
-    """The programs that have more than one graph: of one graph its own final has said all there is to say."""
-    return {program: made for program, made in programs_of(graphs).items() if len(made) > 1}
+    """The programs with the graphs of them that can be rebuilt, where these are more than one.
+
+    Of one graph its own final has said all there is to say; one that cannot be rebuilt has no plan of its own.
+    """
+    rebuilt = programs_of([graph for graph in graphs if not graph.graph.opaque])
+    return {program: made for program, made in rebuilt.items() if len(made) > 1}
 
 
 def hold_sequence_finals(
