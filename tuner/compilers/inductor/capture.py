@@ -55,11 +55,12 @@ class _Native:
 def _native_form(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> _Native | None:
     """The inference graph with all declared op kinds undecomposed; None if it holds none of them, or cannot be had."""
     found: list[_Native] = []
+    ranges = program_ranges(gm, example_inputs)
 
     def record(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
-        form = from_fx(made, static_inputs=kwargs.get("static_input_idxs", ()))
+        form = from_fx(made, static_inputs=kwargs.get("static_input_idxs", ()), ranges=ranges)
         if NATIVE_OPS.intersection(form.calls):
-            found.append(_Native(form, from_fx(late_decompose(made, ())).key))
+            found.append(_Native(form, from_fx(late_decompose(made, ()), ranges=ranges).key))
         raise _Stop
 
     try:
