@@ -22,6 +22,7 @@ def test_what_requires_a_gradient_trains_and_a_module_in_eval_mode_never_does():
     assert phase_of(lambda x: layer(x).detach(), inputs) == "inference"
     assert phase_of(torch.sin, inputs) == "inference"
     assert phase_of(torch.sin, (numbers(2, 4).requires_grad_(),)) == "training"
+    assert phase_of(lambda x: x.mul_(2), (numbers(2, 4).requires_grad_(),)) == "inference", "an update in place has no gradient"
 
 
 def test_to_find_out_it_runs_on_copies_also_without_gradients_around():

@@ -18,12 +18,16 @@ SEED = 20261
 def phase_of(function: Callable[..., Any], inputs: Sequence[Any]) -> SpecPhase:
     """ "training" where some output requires a gradient when gradients are on; of a module in eval mode never.
 
-    Calls the function on copies of the inputs, unless it is such a module.
+    Calls the function on copies of the inputs, unless it is such a module. What only runs without gradients, as an update of
+    parameters in place does, is inference.
     """
     if isinstance(function, torch.nn.Module) and not function.training:
         return "inference"
     with torch.enable_grad():
-        return "training" if differentiable(function(*copies(inputs))) else "inference"
+        try:
+            return "training" if differentiable(function(*copies(inputs))) else "inference"
+        except RuntimeError:
+            return "inference"
 
 
 def copies(inputs: Sequence[Any]) -> tuple[Any, ...]:
