@@ -26,6 +26,7 @@ from tuner.cli.output import (
     workload_json,
 )
 from tuner.errors import StoreError
+from tuner.measurement import describe_sizes
 from tuner.plan import Plan
 from tuner.workload.graph import SpecPhase
 
@@ -87,6 +88,7 @@ def lookup(
                         "speed-up",
                         speedup(answer.speedup, answer.speedup_low, answer.speedup_high) if answer.winner == "plan" else "",
                     ),
+                    ("sizes", f"measured at {describe_sizes(answer.sizes)}" if answer.sizes else ""),
                     ("native", f"the program keeps {', '.join(native)} undecomposed: its graphs are others" if native else ""),
                     ("tier", answer.tier),
                     ("generation", str(answer.generation)),

@@ -10,13 +10,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from stored import NATIVE, program, program_final, query, winner
+from stored import NATIVE, POLICY, program, program_final, query, winner
 
 from tuner.cache.sqlite import SqliteStore
 from tuner.cli.main import main
@@ -100,6 +101,14 @@ def test_the_answer_for_each_graph_is_shown(folder, resolved):
         "  reason      no winner for this graph under any target, toolchain or settings",
         "  source      store",
     ]
+
+
+def test_an_answer_says_at_which_sizes_it_was_measured(folder, resolved):
+    symbolic = replace(winner(query("a")), policy=replace(POLICY, sizes=((1, 8), (64, 8))))
+    with SqliteStore(folder / "store.db") as store:
+        store.record_winner(symbolic)
+    assert "  sizes       measured at s0=1, s1=8; s0=64, s1=8" in run("lookup", "m.py:f").output.splitlines()
+    assert json.loads(run("lookup", "m.py:f", "--json").output)[0]["sizes"] == [[1, 8], [64, 8]]
 
 
 def test_the_answers_as_json_use_the_words_of_the_interface(folder, resolved):

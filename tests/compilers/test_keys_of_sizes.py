@@ -104,3 +104,10 @@ def test_both_ways_of_compiling_are_tuned_where_they_differ(swept) -> None:
     graphs = swept("rows", dims={"batch": (4, 8)}, dynamic=True)
     assert [[set(size) for size in graph.sizes] for graph in graphs] == [[{4}, {8}], [{4, 16}, {8, 16}]]
     assert asked(rows, [torch.ones(8, 16)], dynamic=True) == of(graphs[1:])
+
+
+def test_sizes_that_nobody_named_are_such_as_the_graph_can_have(swept, tmp_path: Path) -> None:
+    paired = "import torch\ndef paired():\n    return lambda x: x.view(2, -1).softmax(-1) * 2, (torch.ones(6),)\n"
+    (tmp_path / "specs.py").write_text(paired)
+    (graph,) = swept("paired", dynamic=True)
+    assert graph.sizes == ((6,), (12,)), "half of it is odd"

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tuner.cache.contract import StoredProgram
-from tuner.errors import SpecError, UsageError
+from tuner.errors import SpecError, UnsupportedGraph, UsageError
 from tuner.measurement import Policy
 from tuner.target import Query
 from tuner.workload.graph import Graph, SpecPhase, is_stored_key
@@ -193,7 +193,21 @@ def sizes_named(graph: Graph, dims: Mapping[str, Sequence[int]]) -> tuple[tuple[
 
 def sizes_of(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """The sizes at which a graph is tuned where nobody named any; none where none varies."""
-    return default_sizes(graph.hints, [(symbol.low, symbol.high) for symbol in graph.symbols]) if graph.symbols else ()
+    if not graph.symbols:
+        return ()
+    points = default_sizes(graph.hints, [(symbol.low, symbol.high) for symbol in graph.symbols])
+    return tuple(point for point in points if point == graph.hints or _is_possible(graph, point))
+
+
+def _is_possible(graph: Graph, point: Sequence[int]) -> bool:
+    """Whether the graph can be run at these sizes: that one has to be even, say, is not in its form."""
+    from tuner.workload.symbolic import symbolic_module
+
+    try:
+        symbolic_module(graph, tuple(point))
+    except UnsupportedGraph:
+        return False
+    return True
 
 
 def _resolved(

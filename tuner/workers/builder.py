@@ -19,16 +19,21 @@ from tuner.workers.verdicts import failure, starved
 from tuner.workload.fx import to_fx
 from tuner.workload.graph import Graph, TensorMeta
 from tuner.workload.inputs import empty
-from tuner.workload.symbolic import symbolic_module
+from tuner.workload.symbolic import Guarded, symbolic_module
 
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled candidate. function: takes a list of inputs, which it empties. compile_s: wall time of its compilation."""
+    """A compiled candidate. function: takes a list of inputs, which it empties. compile_s: wall time of its compilation.
+
+    holds: whether it is for these values of the graph's symbols. The compiler may decide by the sizes that it is given, and then
+    guards what it decided: a user's process would compile anew for others.
+    """
 
     function: Callable[[list[Tensor]], Any]
     realised: Realised
     compile_s: float
+    holds: Callable[[Sequence[int]], bool] = lambda sizes: True
 
     def describe(self) -> dict[str, Any]:
         groups = self.realised.groups
@@ -83,7 +88,8 @@ class Builder:
             graph_id=0,
             get_decomp_fn=TableWithout(plan.native),
         )
-        return Built(function, realised, time.perf_counter() - started)
+        holds = Guarded(inputs[: len(self.graph.symbols)]) if self.graph.symbols else Built.holds
+        return Built(function, realised, time.perf_counter() - started, holds)
 
     def attempt(self, plan: Plan, expected: Any, seen_codes: Sequence[str], own_copy: str = "") -> Built | dict[str, Any]:
         """`build`, or the verdict that it ends with.

@@ -16,7 +16,7 @@ import torch
 from tuner.errors import UnsupportedGraph
 from tuner.measure.device import Device
 from tuner.measure.statistics import median_of
-from tuner.measurement import Policy
+from tuner.measurement import Policy, describe_sizes
 from tuner.plan import Plan
 from tuner.workers.builder import Builder, Built
 from tuner.workers.memory import resident_bytes_now
@@ -77,6 +77,8 @@ class Session(CompileSession):
         self.entries: dict[str, Entry] = {}
         self.allowed_error = MAX_DEFAULT_ERROR
         built = self.builder.build(Plan())
+        if (outside := self._outside(built)) is not None:
+            raise UnsupportedGraph("symbolic_sizes", f"the compiler's default makes other code for {outside}: tune that apart")
         started = time.perf_counter()
         default = self._checked(built)
         self.check_s = time.perf_counter() - started
@@ -92,6 +94,11 @@ class Session(CompileSession):
     def checkable(self) -> bool:
         """Whether eager can say what is right; if not, only plans that leave the numerics alone are tried."""
         return self.timed.reference.checkable
+
+    def _outside(self, built: Built) -> str | None:
+        """The first of the sizes that what was compiled is not for."""
+        outside = [one.sizes for one in self.sized if not built.holds(one.sizes)]
+        return describe_sizes(outside[:1]) if outside else None
 
     def _checked(self, built: Built) -> Entry:
         """Raises what a call raises; peak memory is read where the error is allowed."""
@@ -138,6 +145,8 @@ class Session(CompileSession):
         built = self.builder.attempt(plan, expected, seen_codes, own_copy)
         if not isinstance(built, Built):
             return built
+        if (outside := self._outside(built)) is not None:
+            return {"status": "refused", "why": "not for all sizes", "message": f"the compiler makes other code for {outside}"}
         try:
             entry = self._checked(built)
         # A border of the worker loop: whatever running a candidate raises is a verdict on it.

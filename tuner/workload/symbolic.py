@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
@@ -64,6 +66,24 @@ def symbolic_module(graph: Graph, sizes: Sizes = None) -> tuple[fx.GraphModule, 
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
         node.meta["val"] = value
     return gm, inputs
+
+
+class Guarded:
+    """Whether values of these symbols satisfy what a compiler has assumed of them, once it has compiled for them."""
+
+    def __init__(self, symbols: Sequence[Any]):
+        environment = symbols[0].node.shape_env
+        self._symbols = [symbol.node._expr for symbol in symbols]
+        self._ranges = [environment.var_to_range[symbol] for symbol in self._symbols]
+        found = environment.replacements
+        equal = [sympy.Eq(symbol, found[symbol]) for symbol in self._symbols if symbol in found]
+        self._assumed = [*(guard.expr for guard in environment.guards), *equal]
+
+    def __call__(self, sizes: Sequence[int]) -> bool:
+        if not all(one.lower <= size <= one.upper for one, size in zip(self._ranges, sizes, strict=True)):
+            return False
+        values = dict(zip(self._symbols, sizes, strict=True))
+        return not any(one.subs(values) == sympy.false for one in self._assumed)
 
 
 def _symbol(environment: ShapeEnv, number: int, symbol: Symbol, hint: int) -> Any:
