@@ -124,7 +124,7 @@ def form_of(
     compiled for what that lays out in another way. ranges: of the program's symbols, see `program.program_ranges`; a backward's
     key would else depend on how its forward was lowered.
     """
-    if V.aot_compilation and not inductor_config.freezing:
+    if V.aot_compilation and not inductor_config.freezing and not inductor_config.enable_autograd_for_aot:
         _mark_bound(gm)
     phase = "inference" if kwargs.get("is_inference") else "backward" if kwargs.get("is_backward") else "forward"
     if phase == "backward" and example_inputs:
