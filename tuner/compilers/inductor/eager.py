@@ -32,10 +32,14 @@ def eager_settings() -> dict[str, Any]:
 
 
 def check_left_to_eager(graph: torch.fx.Graph) -> None:
-    """Raises PlanRefused, naming the node, for a graph that draws random numbers: eager would draw others."""
+    """Raises PlanRefused, naming the node, for a graph that draws random numbers, of which eager would draw others, or that gives
+    a number which is no integer: no library call of Inductor's can.
+    """
     for node in graph.nodes:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             continue
+        if isinstance(node.meta.get("val"), torch.SymFloat | torch.SymBool | float):
+            raise PlanRefused(f"node {node} gives a number that is no integer")
         if torch.Tag.nondeterministic_seeded in target.tags or str(target).startswith(DRAWS):
             raise PlanRefused(f"node {node} draws random numbers, and eager would draw others")
