@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from serving import Example, gelu_of_norm, realise
+from serving import Bench, Example, gelu_of_norm, realise
 from torch import nn
 from torch.nn import functional
 
@@ -205,6 +205,18 @@ def test_one_occurrence_is_a_library_call_and_the_rest_is_fused() -> None:
     assert any("ComputedBuffer" in leaf for leaf in leaves)
     for one, other in zip(compiled(make_inputs(graph, 0)), to_fx(graph)(*make_inputs(graph, 0)), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_an_occurrence_is_kept_where_a_program_is_served(bench: Bench) -> None:
+    example = twice()
+    stored = bench.settle(example, Plan(native=("aten.gelu.default#1",)))
+    cold, report = bench.run(example)
+    assert [(served.outcome, served.realised) for served in report["served"]] == [("served", stored)]
+    warm, _ = bench.run(example)
+    assert torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"] == 1
+    for found in (cold, warm):
+        for one, other in zip(found, example[0](*example[1]), strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def test_an_occurrence_that_the_graph_lacks_is_refused() -> None:

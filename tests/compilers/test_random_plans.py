@@ -88,6 +88,24 @@ def test_a_graph_that_has_no_key_gets_a_plan_all_the_same(drawn: Any, monkeypatc
     assert [one.outcome for one in served] == ["random"]
 
 
+@pytest.mark.parametrize("setting", [("TUNER_RANDOM_PLANS", "2"), ("TUNER_READ_BACK", "1")], ids=lambda setting: setting[0])
+def test_where_dynamo_is_told_to_trace_again_it_does(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, setting: tuple[str, str]
+) -> None:
+    """A float that cannot stay a symbol is found while the back end compiles, which is no failure."""
+
+    def function(x: torch.Tensor, scale: float) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, (16,), eps=scale) + 1
+
+    monkeypatch.setenv(*setting)
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        close(torch.compile(function, backend="tuner", dynamic=True)(x, 0.25), function(x, 0.25))
+    counts = tuner.report()["counts"]
+    assert counts["program"] == 2, "or nothing was traced again"
+    assert not [outcome for outcome in counts if "error" in outcome or "failed" in outcome]
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_plan_that_fails_is_an_error_that_says_how_to_see_it_again(
     drawn: Any, monkeypatch: pytest.MonkeyPatch, dynamic: bool

@@ -22,7 +22,7 @@ from tuner.compilers.inductor.apply import APPLY_VERSION, Realised, applied
 from tuner.compilers.inductor.capture import form_of
 from tuner.compilers.inductor.decompose import TableWithout, late_decompose, register_native
 from tuner.compilers.inductor.doors import Run
-from tuner.compilers.inductor.eager import check_left_to_eager, eager_settings
+from tuner.compilers.inductor.eager import SETTINGS, check_left_to_eager, eager_settings
 from tuner.compilers.inductor.hooks import DYNAMO_SIGNALS, compiler_config
 from tuner.compilers.inductor.program import copied, is_training
 from tuner.compilers.inductor.users import option_names
@@ -143,7 +143,7 @@ def _drawn(seed: str, gm: fx.GraphModule, left: tuple[str, ...], fixed: frozense
     draw = random.Random(seed)
     calls = Counter(str(node.target) for node in gm.graph.nodes if node.op == "call_function")
     kinds = [op for op in left if op in calls]
-    if draw.random() < EAGER and _may_be_left_to_eager(gm):
+    if draw.random() < EAGER and not fixed & SETTINGS.keys() and _may_be_left_to_eager(gm):
         return Draw(check_plan(Plan(compiler="eager", native=tuple(kinds))), None)
     kept: list[str] = []
     for op in kinds:
