@@ -162,6 +162,29 @@ def test_a_training_graph_with_symbols_is_rebuilt_as_it_was():
     assert 9 in [value for value in outputs if not isinstance(value, torch.Tensor)]
 
 
+def convolutional():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3, stride=2), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten())
+
+
+TRAINED = {
+    "attention": (lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x).mean(0), (numbers(2, 2, 8, 4),)),
+    "convolution and batch norm": (convolutional(), (numbers(3, 2, 9, 8),)),
+    "embedding": (lambda table, i: torch.nn.functional.embedding(i, table).sum(1), (numbers(20, 4), torch.arange(15).view(3, 5))),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_forward_and_backward_of_a_layer_are_rebuilt_as_they_were(name):
+    function, (first, *rest) = TRAINED[name]
+    for graph in training(function, first.clone().requires_grad_(), *rest):
+        gm, _ = symbolic_module(graph)
+        again = from_fx(gm, graph.phase, graph.call_positions)
+        assert [node.to_json() for node in again.nodes] == [node.to_json() for node in graph.nodes]
+        assert again.key == graph.key
+        to_fx(graph)(*make_inputs(graph, 0))
+
+
 def test_a_size_that_a_symbol_cannot_have_is_refused():
     graph = graph_of(activated, numbers(6, 4))
     with pytest.raises(UnsupportedGraph, match="s0 cannot be 1"):

@@ -115,13 +115,17 @@ def _content(node: fx.Node, texts: Mapping[fx.Node, str]) -> str:
     made = [_kind(node.meta.get("val")), "input" if is_input(node) else node.op]
     if is_input(node):
         return str([*made, sorted(str(user.target) for user in node.users if not is_number(user))])
-    arguments = fx.node.map_aggregate((node.args, node.kwargs), lambda value: _argument(value, texts))
+    arguments = [*(_argument(value, texts) for value in node.args), *_argument(dict(node.kwargs), texts)]
     return str([*made, str(node.target) if node.op == "call_function" else "", arguments])
 
 
 def _argument(value: Any, texts: Mapping[fx.Node, str]) -> Any:
     if isinstance(value, fx.Node):
         return "a number" if is_number(value) else texts.get(value, "")
+    if isinstance(value, list | tuple):
+        return [_argument(item, texts) for item in value]
+    if isinstance(value, Mapping):
+        return [[name, _argument(value[name], texts)] for name in sorted(value, key=str)]
     return value if value is None or isinstance(value, bool | int | float | str) else type(value).__name__
 
 

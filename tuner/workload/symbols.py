@@ -47,8 +47,9 @@ class Symbols:
         """A size as JSON: a number, or the text of an expression. Raises UnsupportedGraph as `number` does."""
         if not isinstance(value, SymbolicNumber):
             return value
+        if (expression := expression_of(value)) is None:
+            raise UnsupportedGraph("symbolic_sizes", f"{node} has sizes of its own kind, as jagged tensors have")
         self._environment = value.node.shape_env
-        expression = value.node.expr
         if isinstance(expression, sympy.Integer):
             return int(expression)
         if isinstance(expression, sympy.Float):
@@ -75,7 +76,7 @@ class Symbols:
             self._alone = {}
             for value in self._values():
                 for size in sizes_in(value):
-                    if isinstance(size, torch.SymInt) and (found := size.node.expr).is_Symbol:
+                    if (found := expression_of(size)) is not None and found.is_Symbol:
                         self._alone.setdefault(found, len(self._alone))
         return self._alone.get(symbol, len(self._alone)), str(symbol)
 
@@ -85,9 +86,18 @@ class Symbols:
 
     def _declared(self, symbol: Any, ranges: Ranges) -> Symbol:
         found = ranges.get(symbol) or self._environment.var_to_range[symbol]
+        # torch < 2.13 calls it otherwise.
+        hints = getattr(self._environment, "backed_var_to_val", None) or self._environment.var_to_val
+        if (hint := hints.get(symbol)) is None or not hint.is_Integer:
+            raise UnsupportedGraph("symbolic_sizes", f"nothing is known of the size {symbol}")
         low = int(found.lower) if found.lower.is_Integer else LOWEST
         high = int(found.upper) if found.upper.is_Integer else None
-        return Symbol(low, high, int(self._environment.backed_var_to_val[symbol]))
+        return Symbol(low, high, int(hint))
+
+
+def expression_of(size: Any) -> Any:
+    """The sympy expression that a size is; None where it is a number, or of a kind that has none."""
+    return getattr(size.node, "expr", None) if isinstance(size, SymbolicNumber) else None
 
 
 def sizes_in(value: Any) -> Iterable[Any]:

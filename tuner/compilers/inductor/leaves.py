@@ -11,7 +11,7 @@ from torch import fx
 from tuner.plan import Groups, canonical_groups
 from tuner.workload.fx import canonical_order
 from tuner.workload.opaque import hashed
-from tuner.workload.symbols import SymbolicNumber, sizes_in, written
+from tuner.workload.symbols import expression_of, sizes_in, written
 
 # A plan names leaves by such texts; of longer ones a hash does.
 LONGEST_SIZE = 80
@@ -26,7 +26,8 @@ class SizeTexts:
     def __init__(self, order: Sequence[fx.Node], precomputed: Mapping[Any, Any]):
         self._numbers: dict[Any, int] = {}
         self._precomputed = dict(precomputed)
-        sizes = [size.node.expr for node in order for size in sizes_in(node.meta.get("val")) if isinstance(size, SymbolicNumber)]
+        found = [expression_of(size) for node in order for size in sizes_in(node.meta.get("val"))]
+        sizes = [size for size in found if size is not None]
         # Those first that stand by themselves somewhere: within an expression only their names would tell them apart.
         for size in sorted(sizes, key=lambda size: not size.is_Symbol):
             self._number(size)

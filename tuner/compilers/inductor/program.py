@@ -22,7 +22,7 @@ from tuner.workload.opaque import (
     kind_of,
     name_of,
 )
-from tuner.workload.symbols import Ranges, SymbolicNumber, Symbols, sizes_in
+from tuner.workload.symbols import Ranges, SymbolicNumber, Symbols, expression_of, sizes_in
 
 
 def program_key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
@@ -81,7 +81,7 @@ def program_ranges(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Ranges:
     Compiling its graphs narrows them.
     """
     values = _values(gm, example_inputs)
-    sizes = (size for value in values for size in sizes_in(value) if isinstance(size, SymbolicNumber))
+    sizes = (size for value in values for size in sizes_in(value) if expression_of(size) is not None)
     environment = next((size.node.shape_env for size in sizes), None)
     return {} if environment is None else dict(environment.var_to_range)
 
