@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,9 @@ from tuner.plan import Plan
 from tuner.settings import Settings
 from tuner.target import Query
 from tuner.workload.miss_report import MissReport
+
+# Wrappers around an inner step that are looked into.
+MAX_WRAPPERS = 64
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,15 @@ def option_names(inner: Any) -> frozenset[str]:
     `compile_fx` wraps the inner step in a patch of the settings that it was given, for the backward.
     """
     names: set[str] = set()
-    while inner is not None:
-        for cell in getattr(inner, "__closure__", None) or ():
-            if isinstance(changes := getattr(_content(cell), "changes", None), dict):
-                names.update(changes)
-        inner = inner.func if isinstance(inner, functools.partial) else getattr(inner, "__wrapped__", None)
+    for _ in range(MAX_WRAPPERS):
+        if isinstance(inner, functools.partial):
+            inner = inner.func
+        elif not isinstance(inner, types.FunctionType):
+            break
+        else:
+            patches = [held for held in map(_content, inner.__closure__ or ()) if type(held).__name__ == "ConfigPatch"]
+            names.update(*(patch.changes for patch in patches))
+            inner = getattr(inner, "__wrapped__", None)
     return frozenset(names)
 
 
