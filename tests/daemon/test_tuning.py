@@ -21,12 +21,14 @@ from tuner.cache.sqlite import SqliteStore
 from tuner.canonical import named_fields
 from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
 from tuner.compilers.inductor.capture import capture
+from tuner.compilers.marks import marked
 from tuner.daemon.tuning import NICENESS, tune
 from tuner.errors import DeviceBusy, SpecError, StoreError, TunerError, WorkerDied
 from tuner.workers import device_lock, guard
 from tuner.workload.fx import UNSEEN
 from tuner.workload.graph import Graph
 from tuner.workload.miss_report import MissReport
+from tuner.workload.shapes import Dim
 
 HERE = {"target": cpu_target().fields(), "toolchain": dict(cpu_toolchain())}
 
@@ -221,3 +223,12 @@ def test_it_goes_behind_what_the_user_runs():
 def test_the_report_of_a_program_survives_the_file(tmp_path):
     told = replace(from_here(), graphs=(graph(native=True),))
     assert MissReport.from_json(json.loads(json.dumps(told.to_json()))) == told
+
+
+def test_a_program_whose_sizes_vary_is_tuned_at_half_and_double_of_what_was_seen_too(tmp_path, monkeypatch):
+    x = marked((torch.ones(8, 4),), [Dim("n", (8,), ((0, 0),))])
+    ((varying,),) = [program.graphs for program in capture(lambda x: torch.relu(x).sum(-1), x, None)]
+    swept = []
+    monkeypatch.setattr(tuner.search.sweep, "run_sweep", lambda sweep, *_, **__: swept.extend(sweep.outcomes))
+    outcome(tmp_path, from_here(varying))
+    assert [one.resolved.sizes for one in swept] == [((4,), (8,), (16,))]

@@ -182,7 +182,8 @@ class ScriptedWorker:
         told = {"default_ms": 1.0, "repetitions": 1, "compile_s": 0.0, "check_s": 0.0, "call_s": 0.001, "outcomes": outcomes}
         return self._raising({**told, **self.whole})
 
-    def _open_sequence(self, rows: list[Told], **_: Any) -> Told:
+    def _open_sequence(self, rows: list[Told], policy: Told, **_: Any) -> Told:
+        self.sizes = Policy(**policy).sizes
         process = len(self.script.asked("open sequence")) - 1
         self.whole = {"error": 0.1, "ms": (1.0, 0.9), "busy": None, **self.script.whole("", process)}
         plans = [Plan.from_json(row["plan"]) for row in rows]

@@ -83,3 +83,17 @@ def test_a_graph_that_cannot_be_rebuilt_does_not_keep_the_others_from_their_winn
     assert [len(request["rows"]) for request in script.asked("open sequence")] == [2] * EFFORT.looks[0]
     assert [outcome.winner is not None for outcome in outcomes] == [True, True, False]
     assert served(store) == [A, A, Plan()]
+
+
+def test_graphs_whose_sizes_vary_are_run_at_each_together(sweep, store: SqliteStore) -> None:
+    script, (one, other, fixed) = faster(), graphs("a", "b", "c")
+    sizes = ((4, 2), (8, 4), (16, 8)), ((2,), (4,), (8,))
+    varying = [replace(graph, sizes=own) for graph, own in zip((one, other), sizes, strict=True)]
+    outcomes = sweep(script, *varying, fixed).outcomes
+    asked = script.asked("open sequence")
+    assert {request["policy"]["sizes"] for request in asked} == {sizes[0]}
+    assert [row["sizes"] for row in asked[0]["rows"]] == [[[4, 2], [8, 4], [16, 8]], [[2], [4], [8]], []]
+    whole = outcomes[0].whole
+    assert whole is not None
+    assert whole.verdict == "confirmed"
+    assert [told["size"] for told in whole.evidence["by_size"]] == [[4, 2], [8, 4], [16, 8]]

@@ -46,12 +46,14 @@ def hold_sequence_finals(
 def _hold(
     made: Sequence[Resolved], winners: Mapping[str, Winner], policy: Policy, effort: Effort, programs: Mapping[Any, Any]
 ) -> list[ProgramFinal]:
+    policy = replace(policy, sizes=sizes_together(made))
+
     def one_process(process: int) -> dict[str, Any]:
         request = {
             "do": "open sequence",
-            "rows": [_row(graph, winners) for graph in made],
+            "rows": [_row(graph, winners, len(policy.sizes)) for graph in made],
             "ambient": named_fields(made[0].query.ambient),
-            "policy": replace(policy, sizes=()).fields(),
+            "policy": policy.fields(),
             "seed": SEED + SEEDS_APART + process,
         }
         planned = {graph.query.workload_key for graph in made if has_plan(graph, winners)}
@@ -60,11 +62,20 @@ def _hold(
     return judged({program: plans_of(graphs, winners) for program, graphs in programs.items()}, policy, effort, one_process)
 
 
-def _row(graph: Resolved, winners: Mapping[str, Winner]) -> dict[str, Any]:
+def sizes_together(graphs: Sequence[Resolved]) -> tuple[tuple[int, ...], ...]:
+    """The sizes at which a program's graphs are run one after the other, as the first whose sizes vary calls them.
+
+    Those of several graphs belong together in their order, as half, as they were, and double do.
+    """
+    varying = [graph.sizes for graph in graphs if graph.sizes]
+    return varying[0][: min(map(len, varying))] if varying else ()
+
+
+def _row(graph: Resolved, winners: Mapping[str, Winner], sizes: int) -> dict[str, Any]:
     winner = winners.get(graph.query.exact_key)
     return {
         "graph": graph.graph.to_json(),
         "plan": (Plan() if winner is None else winner.plan).to_json(),
         "groups": None if winner is None else winner.groups,
-        "sizes": list(graph.sizes[0]) if graph.sizes else [],
+        "sizes": [list(size) for size in graph.sizes[:sizes]],
     }
