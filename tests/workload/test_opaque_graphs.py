@@ -18,6 +18,8 @@ from tracing import graph_of, numbers
 from tuner.errors import UnsupportedGraph
 from tuner.workload.fx import from_fx, to_fx
 from tuner.workload.graph import Graph
+from tuner.workload.inputs import UNSEEN
+from tuner.workload.seen import seen_in_all
 
 
 @torch.compiler.nested_compile_region
@@ -177,3 +179,9 @@ def test_a_sparse_tensor_is_told_by_its_layout():
             node.meta["val"] = value
         keys.append(from_fx(gm).key)
     assert len(set(keys)) == 3
+
+
+def test_nothing_is_remembered_of_an_input_without_strides():
+    dense = torch.ones(3, 3)
+    assert seen_in_all([dense.to_sparse(), 7, dense])[0] == UNSEEN
+    assert len(seen_in_all([dense.to_sparse(), 7, dense])) == 2

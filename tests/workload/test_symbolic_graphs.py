@@ -202,6 +202,13 @@ def test_indexes_made_for_smaller_sizes_stay_within_them():
     assert int(made[len(graph.symbols) + place].max()) < 8
 
 
+def test_what_was_seen_at_other_sizes_than_a_graph_was_made_for_is_no_obstacle():
+    graph = graph_of(activated, numbers(6, 4))
+    graph = replace(graph, data=(InputData(0.0, 1.0, runs=((0.0, 20), (1.0, 20))),))
+    assert make_inputs(graph, 0)[2].shape == (6, 4)
+    assert make_inputs(graph, 0, [10, 4])[2].flatten().tolist() == [0.0] * 20 + [1.0] * 20
+
+
 def test_what_was_one_value_throughout_is_so_at_every_size():
     graph = graph_of(activated, numbers(6, 4))
     graph = replace(graph, data=(InputData(1.0, 1.0, 1.0, 0.0, ((1.0, 24),)),))

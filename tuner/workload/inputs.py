@@ -100,14 +100,14 @@ def make_inputs(graph: Graph, seed: int, sizes: Sizes = None) -> list[Any]:
 
     They have the right dtype, shape, stride and device. Those that shared memory do so again, at the same distances. Equal seeds
     give equal bits, in every process. At other `sizes` than those of the graph's making memory is not shared, contents that were
-    kept whole are only made again where they are one value throughout, and integers stay below their bound times the smallest
-    ratio of a size to what it was: an index into something that shrinks stays within it. Raises ValueError for sizes at which
+    kept whole are only made again where they fit or are one value throughout, and integers that could be an index past a size
+    that shrank stay below their bound times that size's share of what it was. Raises ValueError for sizes at which
     the graph has no inputs.
     """
     generator = torch.Generator().manual_seed(seed)
     numbers = sizes_of(graph, sizes)
     inputs = [empty(TensorMeta.from_json(node.value).at(numbers)) for node in graph.inputs]
-    data = graph.data if numbers == graph.hints else _resized(graph, inputs, numbers)
+    data = _resized(graph, inputs, numbers) if graph.symbols else graph.data
     for first in {seen.shares[0] for seen in data if seen.shares is not None}:
         share_memory(
             inputs,
@@ -122,19 +122,20 @@ def make_inputs(graph: Graph, seed: int, sizes: Sizes = None) -> list[Any]:
 
 
 def _resized(graph: Graph, inputs: Sequence[torch.Tensor], numbers: Sequence[int]) -> tuple[InputData, ...]:
-    """What was seen in the inputs, for inputs of these sizes."""
-    ratio = min((new / max(old, 1) for new, old in zip(numbers, graph.hints, strict=True)), default=1.0)
-    return tuple(_resized_one(seen, tensor, ratio) for seen, tensor in zip(graph.data, inputs, strict=True))
+    """What was seen in the inputs of a symbolic graph, which may have been of other sizes, for inputs of these."""
+    shrunk = min(new / max(old, 1) for new, old in zip(numbers, graph.hints, strict=True))
+    data = [_resized_one(seen, tensor, shrunk, min(numbers)) for seen, tensor in zip(graph.data, inputs, strict=True)]
+    return tuple(data) if tuple(numbers) == graph.hints else tuple(replace(seen, shares=None) for seen in data)
 
 
-def _resized_one(seen: InputData, tensor: torch.Tensor, ratio: float) -> InputData:
+def _resized_one(seen: InputData, tensor: torch.Tensor, shrunk: float, smallest: int) -> InputData:
     runs = seen.runs
     if runs is not None and sum(length for _, length in runs) != (places := tensor[written_once(tensor)].numel()):
         runs = ((runs[0][0], places),) if len(runs) == 1 else None
-    high = seen.high
-    if ratio < 1 and not tensor.dtype.is_floating_point and tensor.dtype != torch.bool and seen.high > seen.low:
-        high = max(seen.low, math.ceil((seen.high + 1) * ratio) - 1)
-    return replace(seen, runs=runs if high == seen.high or (runs and len(runs) == 1) else None, high=high, shares=None)
+    if tensor.dtype.is_floating_point or tensor.dtype == torch.bool or shrunk >= 1 or seen.high < smallest:
+        return replace(seen, runs=runs)
+    high = math.ceil((seen.high + 1) * shrunk) - 1
+    return replace(seen, runs=None, low=min(seen.low, high), high=high)
 
 
 def share_memory(inputs: list[torch.Tensor], offsets: Mapping[int, int]) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from tuner.workload.fx import UNSEEN, encode, extent, written_once
+from tuner.workload.arguments import encode, layout_of
 from tuner.workload.graph import InputData
+from tuner.workload.inputs import UNSEEN, extent, written_once
 
 # Inputs made of fewer runs, and longer ones on average, are kept whole. A causal mask of 2,048 x 2,048 has 4,096 runs; weights
 # that were trained have as many runs as elements. Integers, up to that number, are kept whatever they are: offsets, lengths and
@@ -35,6 +36,9 @@ def seen_in_all(passed: Sequence[Any], parameters: Container[int] = ()) -> tuple
     places = [place for place, value in enumerate(passed) if isinstance(value, torch.Tensor)]
     inputs = [passed[place] for place in places]
     for i, value in enumerate(inputs):
+        if layout_of(value):
+            data.append(UNSEEN)
+            continue
         seen = seen_in(value, parameter=places[i] in parameters)
         if value.numel():
             owner = first.setdefault(value.untyped_storage().data_ptr(), i)
