@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 SHORT_KEY = 12
+# Sizes by the name of what varies, and whether all that can vary does.
+Varying = tuple[Mapping[str, Sequence[int]], bool]
 
 
 def store_option(function: Function) -> Function:
@@ -82,7 +84,7 @@ def graphs_of(
     threads: int | None,
     forms: Callable[[str], Mapping[str, Any] | None],
     find: Callable[[str], list[str]],
-    varying: tuple[Mapping[str, Sequence[int]], bool] = ({}, False),
+    varying: Varying = ({}, False),
     phase: SpecPhase | None = None,
     compiled_with: tuple[str | None, Sequence[str]] = (None, ()),
     programs: Callable[[str], list[StoredProgram]] = lambda prefix: [],

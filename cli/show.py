@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import click
 
 from tuner.cli.output import (
     SHORT_KEY,
+    Varying,
     graphs_of,
     json_option,
     named,
@@ -23,6 +24,8 @@ from tuner.cli.output import (
     settings_for,
     speedup,
     store_option,
+    varying_of,
+    varying_options,
     winner_json,
     workload_json,
 )
@@ -35,7 +38,7 @@ from tuner.cli.show_trials import (
     verdict_of,
 )
 from tuner.errors import SpecError
-from tuner.measurement import STATUSES, Measurement, ProgramFinal, Winner, what_was_wrong
+from tuner.measurement import STATUSES, Measurement, ProgramFinal, Winner, describe_sizes, what_was_wrong
 from tuner.plan import describe_groups
 from tuner.target import Query
 from tuner.workload.graph import SpecPhase, is_stored_key
@@ -49,11 +52,19 @@ if TYPE_CHECKING:
 @click.argument("spec_or_key", required=False)
 @click.option("--quarantined", is_flag=True, help="List the candidates that are not tried or served again, and why.")
 @click.option("--verbose", "-v", is_flag=True, help="Also show the traceback of what failed.")
+@varying_options
 @phase_option
 @store_option
 @json_option
 def show(
-    spec_or_key: str | None, quarantined: bool, verbose: bool, phase: SpecPhase | None, store: Path | None, as_json: bool
+    spec_or_key: str | None,
+    quarantined: bool,
+    verbose: bool,
+    dims: tuple[str, ...],
+    dynamic: bool,
+    phase: SpecPhase | None,
+    store: Path | None,
+    as_json: bool,
 ) -> None:
     """List the winners of a store; with a SPEC or a workload key (6 hex digits or more), show how each was measured."""
     from tuner.cache.sqlite import SqliteStore
@@ -61,7 +72,7 @@ def show(
 
     path = settings_for(store).store
     with SqliteStore(path, read_only=True) as opened:
-        keys = None if spec_or_key is None else workload_keys(opened, spec_or_key, phase)
+        keys = None if spec_or_key is None else workload_keys(opened, spec_or_key, varying_of(dims, dynamic), phase)
         if quarantined:
             trials = [trial for trial in opened.quarantine() if keys is None or trial.query.workload_key in keys]
             list_quarantine(trials, partial(spec_of, opened), as_json, verbose)
@@ -96,7 +107,7 @@ def list_winners(store: Store, as_json: bool) -> None:
     print_table(("workload", "target", "spec", "phase", "winner", "speed-up", "plan"), rows)
 
 
-def workload_keys(store: Store, spec_or_key: str, phase: SpecPhase | None = None) -> list[str]:
+def workload_keys(store: Store, spec_or_key: str, varying: Varying = ({}, False), phase: SpecPhase | None = None) -> list[str]:
     """The workloads that are meant. Raises SpecError, also on a key that names none or several."""
     if is_stored_key(spec_or_key):
         keys = set(store.find_graphs(spec_or_key))
@@ -111,7 +122,7 @@ def workload_keys(store: Store, spec_or_key: str, phase: SpecPhase | None = None
             raise SpecError(f"{len(keys)} workloads have a key that starts with {spec_or_key}: give more digits")
         return sorted(keys)
 
-    resolved = graphs_of(spec_or_key, None, store.graph, store.find_graphs, phase=phase)
+    resolved = graphs_of(spec_or_key, None, store.graph, store.find_graphs, varying, phase)
     return list(dict.fromkeys(workload.query.workload_key for workload in resolved))
 
 
@@ -264,9 +275,19 @@ def winner_lines(winner: Winner, generation: int, known: Known) -> list[tuple[st
         ("measured", winner.policy.describe()),
         ("samples", final_samples(winner, known.trials)),
         ("effort", f"{winner.effort}, space {winner.space_version}, generation {generation}"),
-        ("evidence", named(winner.evidence)),
+        ("by size", by_size(winner.evidence)),
+        ("evidence", named({name: value for name, value in winner.evidence.items() if name != "by_size"})),
         ("provenance", named(winner.provenance)),
     ]
+
+
+def by_size(evidence: Mapping[str, Any]) -> str:
+    """The speed-up at each of the sizes at which a winner was measured, in one line; "" where its graph has no symbols."""
+    told = [
+        f"{describe_sizes([one['size']])}: {speedup(one['speedup'], one['speedup_low'], one['speedup_high'])}"
+        for one in evidence.get("by_size", ())
+    ]
+    return "; ".join(told)
 
 
 def whole(final: Final) -> str:

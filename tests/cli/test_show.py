@@ -289,3 +289,18 @@ def test_a_spec_shows_the_graphs_it_stands_for(path, monkeypatch):
 def test_a_store_in_use_can_be_shown(path):
     with SqliteStore(path):
         assert show(path).exit_code == 0
+
+
+def test_a_winner_of_a_graph_whose_sizes_vary_tells_its_gain_at_each(path):
+    at = [{"size": [size], "speedup": gain, "speedup_low": gain, "speedup_high": gain} for size, gain in ((8, 1.5), (64, 1.1))]
+    policy = replace(POLICY, sizes=((8,), (64,)))
+    with SqliteStore(path) as store:
+        store.record_winner(replace(winner(query("z")), policy=policy, evidence={"by_size": at, "processes": 3}))
+    key = query("z").workload_key
+    lines = {line.split()[0]: line for line in show(path, key).output.splitlines() if line.startswith("  ")}
+    assert "s0=8: 1.500x (1.500 to 1.500); s0=64: 1.100x (1.100 to 1.100)" in lines["by"]
+    assert "by_size" not in lines["evidence"]
+    assert lines["measured"].endswith("at s0=8; s0=64")
+    (told,) = json.loads(show(path, key, "--json").output)
+    assert told["policy"]["sizes"] == [[8], [64]]
+    assert told["evidence"]["by_size"] == at
