@@ -36,7 +36,8 @@ NO_STORE = Answer(Plan(), "default", 0, "no store, or an empty one")
 
 
 class NotPinned(Exception):
-    """A graph that was traced for native ops is not one of the program's record; the program is compiled again, by default."""
+    """The program is compiled again, by default: a graph that was traced for native ops is not one of the program's record, or
+    a plan cannot be applied and what is compiled instead would be kept as the plan."""
 
 
 @dataclass(frozen=True)
@@ -217,9 +218,10 @@ class Pinned:
             reason = "not realised" if find_cause(error, PlanNotRealised) else f"{type(error).__name__} under the plan"
             reason = str(refused) if refused else reason
             events.swallowed(reason, error)
-            compiled = self._keeping(gm, example_inputs, (), kwargs)
             self._record(found, "fallback", reason)
-            return _unsaved(compiled)
+            if _is_kept():
+                raise NotPinned(reason) from error
+            return _unsaved(self._keeping(gm, example_inputs, (), kwargs))
         self._record(found, "default" if plan.is_default else "served", found.reason, realised)
         return compiled if found.lasting else _unsaved(compiled)
 
@@ -270,8 +272,10 @@ class Pinned:
         if answer.plan.native:
             reason = "the winner keeps ops native, which needs the program's record: sweep this program"
             return Found(key, phase, None, reason, lasting=self.training)
-        if not answer.plan.is_default and functorch_config.bundled_autograd_cache:
-            return Found(key, phase, None, "a bundled cache entry of this program would not name the plan", lasting=False)
+        if not answer.plan.is_default and _is_kept():
+            return Found(
+                key, phase, None, "the artifact that is being made would be kept under a key that does not name the plan"
+            )
         return Found(key, phase, answer, answer.reason, lasting=answer.plan.is_default)
 
     def _record_cached(self) -> None:
@@ -304,8 +308,13 @@ class Pinned:
         trace("tuner_graph", asdict(served))
 
 
+def _is_kept() -> bool:
+    """Whether somebody keeps the artifact that is being made, `standalone_compile` say: then it has to be in the caches."""
+    return bool(functorch_config.bundled_autograd_cache or functorch_config.force_non_lazy_backward_lowering)
+
+
 def _unsaved(compiled: Any) -> Any:
     """`compiled`, over which AOTAutograd's cache saves no entry: it refers to inner ones by this key. Its own entry stays."""
-    if getattr(compiled, "_fx_graph_cache_key", None) is not None:
+    if not _is_kept() and getattr(compiled, "_fx_graph_cache_key", None) is not None:
         compiled._fx_graph_cache_key = None
     return compiled
