@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from serving import gelu_of_norm, pointwise_then_sum, realise
 
-from tuner.compilers.inductor.capture import capture
+from tuner.compilers.inductor.apply import compile_candidate
+from tuner.compilers.inductor.capture import capture, form_of
+from tuner.compilers.inductor.hooks import compile_fx, functorch_config
+from tuner.compilers.inductor.program import copied
 from tuner.errors import DuplicateCode, PlanNotRealised
-from tuner.plan import Plan
+from tuner.plan import Groups, Plan
 from tuner.search_spaces.fusion import no_fusion, single_splits
 from tuner.workload.fx import make_inputs, to_fx
 from tuner.workload.graph import Graph
+from tuner.workload.symbolic import symbolic_module
 
 pytestmark = pytest.mark.slow
 
@@ -118,3 +124,41 @@ def test_the_native_form_decomposes_to_the_graph_itself() -> None:
     with torch._subclasses.FakeTensorMode() as mode:
         fakes = [mode.from_tensor(value) for value in make_inputs(graph, 0)]
     assert from_fx(late_decompose(to_fx(graph.native_form), (), fakes)).key == graph.key
+
+
+def groups_of(gm: Any, inputs: Any, graph: Graph) -> Groups:
+    """The default's groups; nothing is compiled."""
+    static = graph.call_positions if graph.symbols else graph.static_inputs
+    with pytest.raises(PlanNotRealised) as caught:
+        compile_candidate(gm, inputs, Plan(), expected=(), static_input_idxs=static, is_inference=True, graph_id=0)
+    return caught.value.groups
+
+
+def test_leaves_are_called_the_same_whatever_torch_calls_the_symbols() -> None:
+    found: list[tuple[Graph, Groups]] = []
+
+    def inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
+        graph = form_of(gm, kwargs, inputs)
+        found.append((graph, groups_of(copied(gm), inputs, graph)))
+
+        def run(values: list[Any]) -> Any:
+            return gm.forward(*values)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def function(x: torch.Tensor, zeta: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.cat([x, zeta]) * x.shape[0], -1).reshape(-1)
+
+    torch._dynamo.reset()
+    with torch.no_grad(), functorch_config.patch(enable_autograd_cache=False):
+        torch.compile(function, backend=lambda gm, inputs: compile_fx(gm, inputs, inner_compile=inner), dynamic=True)(
+            torch.randn(6, 8), torch.randn(9, 8)
+        )
+    torch._dynamo.reset()
+    ((graph, users),) = found
+    rebuilt = groups_of(*symbolic_module(graph), graph)
+    assert len(graph.symbols) == 3
+    assert any("s0" in leaf for group in users for leaf in group)
+    assert rebuilt == users
+    assert Plan.from_json(Plan(groups=users).to_json()).groups == users
