@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tuner.cache.sqlite import SqliteStore
 from tuner.compilers import dynamo
 from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
 from tuner.compilers.inductor.events import reset_report
+from tuner.compilers.inductor.hooks import dynamo_config, functorch_config, inductor_config
 from tuner.measure.device import open_device
 from tuner.measurement import Policy
 from tuner.target import Query
@@ -31,7 +33,7 @@ def step():
 
 
 @pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "spec.py").write_text(SPEC)
     for name, value in {
         "TUNER_STORE": str(tmp_path / "default.db"),
@@ -40,13 +42,16 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     }.items():
         monkeypatch.setenv(name, value)
     SqliteStore(tmp_path / "default.db").close()
-    # As in the environment of such a process: where a compile cache answers, nobody sees what is served.
-    monkeypatch.setattr("torch._inductor.config.fx_graph_cache", False)
-    monkeypatch.setattr("torch._functorch.config.enable_autograd_cache", False)
     torch._dynamo.reset()
     dynamo.reset()
     reset_report()
-    return f"{tmp_path}/spec.py:step"
+    # As in the environment of such a process: where a compile cache answers, nobody sees what is served.
+    with (
+        inductor_config.patch(fx_graph_cache=False),
+        functorch_config.patch(enable_autograd_cache=False),
+        dynamo_config.patch(recompile_limit=dynamo_config.recompile_limit),
+    ):
+        yield f"{tmp_path}/spec.py:step"
 
 
 @torch.no_grad()
