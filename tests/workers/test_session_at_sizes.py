@@ -127,3 +127,22 @@ def test_code_that_the_compiler_makes_for_some_sizes_only_is_not_measured_at_oth
     policy = replace(POLICY, sizes=((8,), (40_000,)))
     with torch.no_grad(), pytest.raises(UnsupportedGraph, match="makes other code for s0=40000"):
         Session(sorting, 0, policy, open_device("cpu"))
+
+
+def test_inputs_at_each_size_hold_what_was_seen_there() -> None:
+    def masked(x: Tensor, mask: Tensor) -> Tensor:
+        return torch.softmax(torch.where(mask, x, -1e9), -1)
+
+    dims = (Dim("length", (24, 40), ((0, 0), (0, 1), (1, 0), (1, 1))),)
+    causal = {size: torch.ones(size, size, dtype=torch.bool).tril() for size in (24, 40)}
+    seen = {
+        size: next(one.graphs[0] for one in capture(masked, marked((torch.randn(size, size), mask), dims), None))
+        for size, mask in causal.items()
+    }
+    assert seen[24].key == seen[40].key
+    data = [graph.data for graph in seen.values()]
+    with torch.no_grad():
+        policy = replace(POLICY, sizes=tuple(graph.hints for graph in seen.values()))
+        session = Session(seen[24], 0, policy, open_device("cpu"), data)
+    for one, mask in zip(session.sized, causal.values(), strict=True):
+        assert any(torch.equal(value, mask) for value in one.timed.values if value.dtype == torch.bool)

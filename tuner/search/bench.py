@@ -187,4 +187,5 @@ class Bench:
 def open_request(resolved: Resolved, policy: Policy, seed: int) -> dict[str, Any]:
     """What a worker is told to open a graph."""
     ambient = named_fields(resolved.query.ambient)
-    return {"graph": resolved.graph.to_json(), "ambient": ambient, "seed": seed, "policy": policy.fields()}
+    data = {"data": [[seen.to_json() for seen in at] for at in resolved.data]} if resolved.data else {}
+    return {"graph": resolved.graph.to_json(), "ambient": ambient, "seed": seed, "policy": policy.fields(), **data}

@@ -97,7 +97,8 @@ def choose_dispatch(
 
 def at_size(graph: Resolved, size: int) -> Resolved:
     """The graph where the dim has one of its sizes."""
-    return replace(graph, sizes=(graph.sizes[graph.dim_sizes.index(size)],), dim_sizes=(size,))
+    place = graph.dim_sizes.index(size)
+    return replace(graph, sizes=(graph.sizes[place],), dim_sizes=(size,), data=graph.data[place : place + 1])
 
 
 def row_at(row: Measurement, size: tuple[int, ...]) -> Measurement:

@@ -12,7 +12,7 @@ from tuner.cache.contract import StoredProgram
 from tuner.errors import SpecError, UnsupportedGraph, UsageError
 from tuner.measurement import Policy
 from tuner.target import Query
-from tuner.workload.graph import Graph, SpecPhase, is_stored_key
+from tuner.workload.graph import Graph, InputData, SpecPhase, is_stored_key
 from tuner.workload.shapes import MAX_SIZES, STATIC, Shapes, default_sizes
 
 
@@ -22,7 +22,7 @@ class Resolved:
 
     sizes: of a symbolic graph, the values of its symbols at which it is tuned; see `Policy.sizes`. shapes: what varies in the
     whole callable. Where that is one dim: dim_sizes, its sizes at which the graph has `sizes`, in this order; symbol: what the
-    dim is called in the program's key, "s0".
+    dim is called in the program's key, "s0". data: what was seen in the inputs at each of the sizes, where it was.
     """
 
     spec: str
@@ -32,6 +32,7 @@ class Resolved:
     sizes: tuple[tuple[int, ...], ...] = ()
     shapes: Shapes = STATIC
     dim_sizes: tuple[int, ...] = ()
+    data: tuple[tuple[InputData, ...], ...] = ()
     symbol: str = ""
 
     def policy(self, policy: Policy) -> Policy:
@@ -137,8 +138,9 @@ def _at_each_size(
     from tuner.workload.dims import resized
 
     found: dict[tuple[str, str], Resolved] = {}
-    # Of each graph: its sizes, and those of the dims, in the order of the points. Of each program: its symbols' sizes by point.
-    at: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
+    # Of each graph: its sizes, with those of the dims and the data seen, in the order of the points. Of each program: its
+    # symbols' sizes by point.
+    at: dict[str, dict[tuple[int, ...], tuple[tuple[int, ...], tuple[InputData, ...]]]] = {}
     program_hints: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
     for point in shapes.points:
         made, dims = resized(inputs, point), tuple(point.values())
@@ -149,17 +151,18 @@ def _at_each_size(
                     found.setdefault((program.key, graph.key), _resolved(spec, graph, program.key, shapes))
                     # Of sizes that nobody named those of the example inputs are one.
                     if shapes.dims and graph.symbols:
-                        at.setdefault(graph.key, {}).setdefault(graph.hints, dims)
+                        at.setdefault(graph.key, {}).setdefault(graph.hints, (dims, graph.data))
     sized = {key: _sized(one, at.get(one.graph.key, {})) for key, one in found.items()}
     return {(program, graph): replace(one, symbol=_symbol(program_hints[program])) for (program, graph), one in sized.items()}
 
 
-def _sized(graph: Resolved, at: Mapping[tuple[int, ...], tuple[int, ...]]) -> Resolved:
-    """The graph with its sizes; at: the dims' sizes by those of its symbols."""
+def _sized(graph: Resolved, at: Mapping[tuple[int, ...], tuple[tuple[int, ...], tuple[InputData, ...]]]) -> Resolved:
+    """The graph with its sizes; at: the dims' sizes and the data seen by those of its symbols."""
     if not at:
         return graph
-    alone = all(len(dims) == 1 for dims in at.values())
-    return replace(graph, sizes=tuple(at), dim_sizes=tuple(dims[0] for dims in at.values()) if alone else ())
+    alone = all(len(dims) == 1 for dims, _ in at.values())
+    dim_sizes = tuple(dims[0] for dims, _ in at.values()) if alone else ()
+    return replace(graph, sizes=tuple(at), dim_sizes=dim_sizes, data=tuple(data for _, data in at.values()))
 
 
 def _symbol(hints: Mapping[tuple[int, ...], tuple[int, ...]]) -> str:

@@ -1,7 +1,8 @@
 """The measuring process: reads one JSON request a line from standard input, answers one JSON line each.
 
 Requests, by "do":
-    open: graph, ambient, seed, policy, compile_only   the default compiled, checked and timed; see Session.describe_default
+    open: graph, ambient, seed, policy, compile_only,
+          data                                         the default compiled, checked and timed; see Session.describe_default
     open whole: spec, ambient, policy, phase, shapes   a SPEC's callable, by default and with its plans; see Whole
     open tables: the same, chosen                      the same for tables of decompositions; see Tables
     open sequence: rows, ambient, policy, seed         a program's graphs without a callable; see GraphSequence
@@ -104,7 +105,7 @@ class Handler:
         from tuner.workers.builder import Builder, fake_inputs
         from tuner.workers.memory import cap_memory
         from tuner.workers.session import CompileSession, Session
-        from tuner.workload.graph import Graph
+        from tuner.workload.graph import Graph, InputData
 
         graph = Graph.from_json(request["graph"])
         on_cpu = all(node.value[3] == "cpu" for node in graph.inputs)
@@ -112,7 +113,8 @@ class Handler:
         if request.get("compile_only", False):
             self.session = CompileSession(Builder(graph, fake_inputs(graph)))
         else:
-            self.session = Session(graph, request["seed"], Policy(**request["policy"]), self.device)
+            data = [[InputData.from_json(seen) for seen in at] for at in request.get("data", ())]
+            self.session = Session(graph, request["seed"], Policy(**request["policy"]), self.device, data)
         default = self.session.describe_default()
         if on_cpu:
             peak = default.get("peak_bytes", 0)

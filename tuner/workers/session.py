@@ -20,10 +20,10 @@ from tuner.measurement import Policy, describe_sizes
 from tuner.plan import Plan
 from tuner.workers.builder import Builder, Built
 from tuner.workers.memory import resident_bytes_now
-from tuner.workers.sized import ORDERS_APART, Sized, busy_of, conditions_of, interleaved
+from tuner.workers.sized import ORDERS_APART, Sized, busy_of, conditions_of, interleaved, made_at
 from tuner.workers.verdicts import failure, starved
 from tuner.workload.fx import to_fx
-from tuner.workload.graph import Graph
+from tuner.workload.graph import Graph, InputData
 
 DEFAULT_KEY = Plan().key
 # How far, in units of the tolerance, the default may stray from eager.
@@ -65,13 +65,18 @@ class CompileSession:
 class Session(CompileSession):
     """Compiles, checks and times candidates of one graph on inputs made from `seed`, at each of the policy's sizes.
 
-    Raises UnsupportedGraph where it cannot.
+    data: what was seen in the inputs at each of these, where it was; else what the graph has is made to fit. Raises
+    UnsupportedGraph where it cannot.
     """
 
-    def __init__(self, graph: Graph, seed: int, policy: Policy, device: Device):
+    def __init__(self, graph: Graph, seed: int, policy: Policy, device: Device, data: Sequence[Sequence[InputData]] = ()):
         self.policy, self.device = policy, device
         module = to_fx(graph)
-        self.sized = [Sized(graph, module, seed, policy, device, sizes) for sizes in policy.sizes or ((),)]
+        seen: Sequence[Sequence[InputData] | None] = data or [None] * policy.size_count
+        self.sized = [
+            Sized(graph if own is None else made_at(graph, sizes, own), module, seed, policy, device, sizes)
+            for sizes, own in zip(policy.sizes or ((),), seen, strict=True)
+        ]
         self.timed = self.sized[0].timed
         super().__init__(Builder(graph, self.timed.values))
         self.entries: dict[str, Entry] = {}

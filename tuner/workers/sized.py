@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -12,13 +13,19 @@ from tuner.measure.device import Device
 from tuner.measure.timing import Stretch, measure_stretch, repetitions_for
 from tuner.measurement import Policy
 from tuner.workers.checks import CheckedInputs
-from tuner.workload.graph import Graph
+from tuner.workload.graph import Graph, InputData
 
 WARM_UP_CALLS = 5
 # Distance between the seeds of the inputs that are timed and of those that are checked as well; and of the orders of two sizes.
 CHECK_SEED, ORDERS_APART = 1_000_003, 7919
 # Larger inputs are checked only as they are timed: twice the memory and a second reference run cost more than they tell.
 MAX_CHECK_BYTES = 2**30
+
+
+def made_at(graph: Graph, sizes: Sequence[int], data: Sequence[InputData]) -> Graph:
+    """The graph as it is where it is made at these sizes, with what was seen in its inputs there."""
+    symbols = tuple(replace(symbol, hint=size) for symbol, size in zip(graph.symbols, sizes, strict=True))
+    return replace(graph, symbols=symbols, data=tuple(data))
 
 
 class Sized:
