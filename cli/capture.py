@@ -200,6 +200,8 @@ def _raise_what_failed(captured: Captured, command: Sequence[str], exit_code: in
     if exit_code == -signal.SIGINT:
         click.echo(f"Interrupted; {kept}", err=True)
         sys.exit(130)
+    if captured.unsupported:
+        kept = f"{kept}: {captured.unsupported}"
     if exit_code:
         how = f"was ended by signal {-exit_code}" if exit_code < 0 else f"failed with exit code {exit_code}"
         raise TunerError(f"{command[0]} {how}; {kept}")

@@ -6,8 +6,8 @@ Called while torch is being imported, so torch's compilers are not touched here 
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -16,6 +16,7 @@ from tuner.compilers.after_import import after_import
 from tuner.workload.captured import say_loaded
 
 SEAM_MODULE = "torch._inductor.compile_fx"
+SEAM = "_compile_fx_main"
 # Modules through which a call of torch.compile may pass on its way to torch's own code.
 PASSED_THROUGH = ("torch", "torch.nn.modules.module", "functools", "contextlib")
 
@@ -23,23 +24,39 @@ PASSED_THROUGH = ("torch", "torch.nn.modules.module", "functools", "contextlib")
 def install(folder: Path) -> None:
     """From now on, this process leaves each program that it compiles in `folder`."""
     say_loaded(folder)
-    _replace_back_ends()
+    _replace_back_ends(folder)
     after_import(SEAM_MODULE, functools.partial(_install_recorder, folder))
 
 
 def _install_recorder(folder: Path, module: ModuleType) -> None:
+    """Puts the recorder into `module`. It is imported when the first program comes: others may be importing its parts now."""
+    original: Callable[..., Any] | None = getattr(module, SEAM, None)
+    if original is None:
+        say_loaded(folder, f"this torch lacks {SEAM_MODULE}.{SEAM}")
+        return
+
+    @functools.wraps(original)
+    def compile_fx_main(*args: Any, **kwargs: Any) -> Any:
+        record = _recorder(folder)
+        return original(*args, **kwargs) if record is None else record(folder, original, *args, **kwargs)
+
+    setattr(module, SEAM, compile_fx_main)
+
+
+@functools.cache
+def _recorder(folder: Path) -> Callable[..., Any] | None:
     # The script goes on, whatever becomes of the recorder.
     try:
-        from tuner.compilers.inductor.recorder import install as install_recorder
+        from tuner.compilers.inductor.recorder import record, start
 
-        trouble = install_recorder(module, folder)
+        start()
+        return record
     except Exception as error:
-        trouble = f"{type(error).__name__}: {error}"
-    if trouble:
-        say_loaded(folder, trouble)
+        say_loaded(folder, f"{type(error).__name__}: {error}")
+        return None
 
 
-def _replace_back_ends() -> None:
+def _replace_back_ends(folder: Path) -> None:
     """Makes torch.compile compile with Inductor, whose door has the recorder, whatever back end it is given."""
     import torch
 
@@ -53,10 +70,8 @@ def _replace_back_ends() -> None:
 
     @functools.wraps(call)
     def compile_with_inductor(self: Any, model: Any, inputs: Any) -> Any:
-        if not getattr(self, "is_users", False):
+        if not getattr(self, "is_users", False) or _recorder(folder) is None:
             return call(self, model, inputs)
-        # First: once it is imported, the recorder is installed.
-        importlib.import_module(SEAM_MODULE)
         from tuner.compilers.inductor.recorder import compile_for
 
         return compile_for(functools.partial(call, self), self.compiler_name, self.kwargs, model, inputs)

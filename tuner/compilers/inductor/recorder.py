@@ -8,7 +8,6 @@ always, after its graphs were noted.
 from __future__ import annotations
 
 import atexit
-import functools
 import itertools
 import logging
 import os
@@ -17,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -37,7 +35,6 @@ from tuner.workload.graph import Graph
 from tuner.workload.seen import seen_in, seen_in_all
 
 log = logging.getLogger("tuner")
-SEAM = "_compile_fx_main"
 # Inputs are looked at in the first calls, and then ever more seldom; a file is written again after as many seconds at least.
 FIRST_CALLS = 8
 REWRITE_S = 2.0
@@ -50,32 +47,28 @@ _recordings: list[Recording] = []
 _numbers = itertools.count()
 
 
-def install(module: ModuleType, folder: Path) -> str:
-    """Puts the recorder into `torch._inductor.compile_fx`; why that cannot be, or "" where it is done."""
-    original: Main | None = getattr(module, SEAM, None)
-    if original is None:
-        return f"this torch lacks torch._inductor.compile_fx.{SEAM}"
-
-    @functools.wraps(original)
-    def recorded(model: Any, example_inputs: Sequence[Any], inner_compile: Main, *rest: Any, **more: Any) -> Any:
-        run = functools.partial(_further, original, rest, more)
-        if _within.get() or not isinstance(model, fx.GraphModule):
-            return original(model, example_inputs, inner_compile, *rest, **more)
-        _passed.set(_passed.get() + 1)
-        token = _within.set(True)
-        try:
-            return _record(folder, model, example_inputs, inner_compile, run)
-        finally:
-            _within.reset(token)
-
-    setattr(module, SEAM, recorded)
+def start() -> None:
+    """Once in a process, before anything is recorded."""
     atexit.register(_write_all)
     os.register_at_fork(after_in_child=_forget_counts)
-    return ""
 
 
-def _further(original: Main, rest: tuple[Any, ...], more: Mapping[str, Any], gm: Any, inputs: Any, inner: Main) -> Any:
-    return original(gm, inputs, inner, *rest, **more)
+def record(
+    folder: Path, original: Main, model: Any, example_inputs: Sequence[Any], inner_compile: Main, *rest: Any, **more: Any
+) -> Any:
+    """In the place of `original`, Inductor's main step: notes the program `model` in `folder`, and gives what runs it eagerly."""
+    if _within.get() or not isinstance(model, fx.GraphModule):
+        return original(model, example_inputs, inner_compile, *rest, **more)
+    _passed.set(_passed.get() + 1)
+
+    def run(gm: fx.GraphModule, inputs: Sequence[Any], inner: Main) -> Any:
+        return original(gm, inputs, inner, *rest, **more)
+
+    token = _within.set(True)
+    try:
+        return _record(folder, model, example_inputs, inner_compile, run)
+    finally:
+        _within.reset(token)
 
 
 def compile_for(
