@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.answer import Answer, ProgramAnswer
+from tuner.answer import Answer, Bucket, ProgramAnswer
 from tuner.cli.output import (
     SHORT_KEY,
     compile_settings,
@@ -75,7 +75,10 @@ def lookup(
         answer = as_compiled(client, workload, programs)
         named = workload_json(workload.query, workload.spec, workload.program_key)
         native = native_table_of(workload, programs)
-        kept = {"native_table": list(native)} if native else {}
+        kept: dict[str, Any] = {"native_table": list(native)} if native else {}
+        buckets = buckets_of(workload, programs)
+        if buckets:
+            kept["dispatch"] = [bucket.to_json() for bucket in buckets]
         found.append({**named, "phase": workload.graph.phase, **answer.to_json(), **kept, "source": client.source})
         if not as_json:
             of = f"graph {place} of {len(resolved)}{'' if workload.graph.phase == 'inference' else f', {workload.graph.phase}'}"
@@ -89,6 +92,7 @@ def lookup(
                         speedup(answer.speedup, answer.speedup_low, answer.speedup_high) if answer.winner == "plan" else "",
                     ),
                     ("sizes", f"measured at {describe_sizes(answer.sizes)}" if answer.sizes else ""),
+                    ("dispatch", described(buckets, workload)),
                     ("native", f"the program keeps {', '.join(native)} undecomposed: its graphs are others" if native else ""),
                     ("tier", answer.tier),
                     ("generation", str(answer.generation)),
@@ -118,6 +122,23 @@ def native_table_of(workload: Resolved, programs: Mapping[str, ProgramAnswer]) -
     program = workload.program_query
     known = None if program is None else programs.get(program.exact_key)
     return () if known is None else known.native_table
+
+
+def buckets_of(workload: Resolved, programs: Mapping[str, ProgramAnswer]) -> tuple[Bucket, ...]:
+    """The buckets by which the workload's program picks plans at run time, if it does, among those that were asked for."""
+    program = workload.program_query
+    known = None if program is None else programs.get(program.exact_key)
+    return () if known is None else known.dispatch
+
+
+def described(buckets: Sequence[Bucket], workload: Resolved) -> str:
+    """What the graph is served at run time, for people: "s0 up to 22: native aten.gelu; any other size: default"."""
+    parts = []
+    for bucket in buckets:
+        plans = [plan for key, plan, _ in bucket.plans if key == workload.query.exact_key]
+        limit = "any other size" if bucket.up_to is None else f"{bucket.symbol} up to {bucket.up_to}"
+        parts.append(f"{limit}: {plans[0].describe() if plans else 'default'}")
+    return "; ".join(parts)
 
 
 @contextlib.contextmanager

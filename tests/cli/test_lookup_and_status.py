@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 from stored import NATIVE, POLICY, program, program_final, query, winner
 
+from tuner.answer import Bucket
 from tuner.cache.sqlite import SqliteStore
 from tuner.cli.main import main
 from tuner.errors import DaemonError, SpecError
@@ -109,6 +110,18 @@ def test_an_answer_says_at_which_sizes_it_was_measured(folder, resolved):
         store.record_winner(symbolic)
     assert "  sizes       measured at s0=1, s1=8; s0=64, s1=8" in run("lookup", "m.py:f").output.splitlines()
     assert json.loads(run("lookup", "m.py:f", "--json").output)[0]["sizes"] == [[1, 8], [64, 8]]
+
+
+def test_an_answer_says_what_is_served_at_which_size(folder, resolved):
+    with SqliteStore(folder / "store.db") as store:
+        store.add_program(program(), [query("a"), query("b")], "m.py:f")
+        plans = ((query("a").exact_key, NATIVE, None),)
+        store.record_program_choice(program(), dispatch=(Bucket("s0", 22, plans), Bucket("s0", None, ())))
+    lines = run("lookup", "m.py:f").output.splitlines()
+    assert "  dispatch    s0 up to 22: native aten.gelu; any other size: default" in lines
+    assert "  dispatch    s0 up to 22: default; any other size: default" in lines
+    first = json.loads(run("lookup", "m.py:f", "--json").output)[0]
+    assert [bucket["up_to"] for bucket in first["dispatch"]] == [22, None]
 
 
 def test_the_answers_as_json_use_the_words_of_the_interface(folder, resolved):
