@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 
 from tuner.errors import UsageError
-from tuner.measurement import Winner
+from tuner.measurement import Winner, describe_sizes
 from tuner.settings import Settings
 from tuner.target import Query
 from tuner.workload.graph import SPEC_PHASES, SpecPhase, is_stored_key
@@ -202,3 +202,12 @@ def winner_json(winner: Winner, generation: int | None) -> dict[str, Any]:
         "space_version": winner.space_version,
         "generation": generation,
     }
+
+
+def by_size(evidence: Mapping[str, Any]) -> str:
+    """The speed-up at each of the sizes at which a winner was measured, in one line; "" where its graph has no symbols."""
+    told = [
+        f"{describe_sizes([one['size']])}: {speedup(one['speedup'], one['speedup_low'], one['speedup_high'])}"
+        for one in evidence.get("by_size", ())
+    ]
+    return "; ".join(told)

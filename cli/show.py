@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import click
 from tuner.cli.output import (
     SHORT_KEY,
     Varying,
+    by_size,
     graphs_of,
     json_option,
     named,
@@ -38,7 +39,7 @@ from tuner.cli.show_trials import (
     verdict_of,
 )
 from tuner.errors import SpecError
-from tuner.measurement import STATUSES, Measurement, ProgramFinal, Winner, describe_sizes, what_was_wrong
+from tuner.measurement import STATUSES, Measurement, ProgramFinal, Winner, what_was_wrong
 from tuner.plan import describe_groups
 from tuner.target import Query
 from tuner.workload.graph import SpecPhase, is_stored_key
@@ -279,15 +280,6 @@ def winner_lines(winner: Winner, generation: int, known: Known) -> list[tuple[st
         ("evidence", named({name: value for name, value in winner.evidence.items() if name != "by_size"})),
         ("provenance", named(winner.provenance)),
     ]
-
-
-def by_size(evidence: Mapping[str, Any]) -> str:
-    """The speed-up at each of the sizes at which a winner was measured, in one line; "" where its graph has no symbols."""
-    told = [
-        f"{describe_sizes([one['size']])}: {speedup(one['speedup'], one['speedup_low'], one['speedup_high'])}"
-        for one in evidence.get("by_size", ())
-    ]
-    return "; ".join(told)
 
 
 def whole(final: Final) -> str:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tuner.cli.output import SHORT_KEY, speedup
+from tuner.cli.output import SHORT_KEY, by_size, speedup
 from tuner.search.progress import Progress
 from tuner.search.sweep import Outcome, Sweep
 
@@ -150,6 +150,8 @@ def result_lines(outcome: Outcome) -> list[str]:
         f"({winner.speedup_low:.2f} to {winner.speedup_high:.2f}), {winner.plan.describe()}"
         + (f" (settled in generation {outcome.generation})" if p.phase == "settled" else "")
     ]
+    if told := by_size(winner.evidence):
+        lines.append(f"    by size: {told}")
     if (whole := outcome.whole) is not None:
         lines.append(
             f"    the whole callable: {whole.verdict}, {whole.evidence['error']}"
