@@ -88,7 +88,7 @@ def test_a_graph_that_has_no_key_gets_a_plan_all_the_same(drawn: Any, monkeypatc
     assert [one.outcome for one in served] == ["random"]
 
 
-@pytest.mark.parametrize("setting", [("TUNER_RANDOM_PLANS", "2"), ("TUNER_READ_BACK", "1")], ids=lambda setting: setting[0])
+@pytest.mark.parametrize("setting", [("TUNER_RANDOM_PLANS", "4"), ("TUNER_READ_BACK", "1")], ids=lambda setting: setting[0])
 def test_where_dynamo_is_told_to_trace_again_it_does(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, setting: tuple[str, str]
 ) -> None:
