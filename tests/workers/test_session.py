@@ -75,6 +75,20 @@ def test_a_native_op_is_kept_and_agrees_with_eager(softmax):
     assert any("FallbackKernel" in leaf or "ExternKernel" in leaf for group in verdict["realised"] for leaf in group)
 
 
+def test_a_graph_can_be_left_to_eager_and_is_timed_like_any_candidate(softmax):
+    eager = Plan(compiler="eager", native=NATIVE.native)
+    verdict = softmax.try_plan(eager, None, [])
+    assert verdict["status"] == "ok"
+    assert all(len(group) == 1 for group in verdict["realised"])
+    assert len(softmax.time_plans([eager.key], 3, seed=0)["times"][eager.key]) == 3
+
+
+def test_where_a_plan_is_not_allowed_it_is_refused_and_no_failure_of_the_compilers(softmax):
+    verdict = softmax.try_plan(Plan(native=("aten._softmax.default#1",)), None, [])
+    assert (verdict["status"], verdict["why"]) == ("refused", "not allowed here")
+    assert "aten._softmax.default#1" in verdict["message"]
+
+
 def test_a_grouping_that_the_compiler_does_not_make_is_told_with_what_it_makes(softmax):
     verdict = softmax.try_plan(Plan(), no_fusion(groups_of(softmax)), [])
     assert verdict["status"] == "not_realised"
