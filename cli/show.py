@@ -293,7 +293,8 @@ def whole(final: Final) -> str:
 def final_samples(winner: Winner, trials: Sequence[Measurement]) -> str:
     """How many samples of the winner the final took, in how many processes; every final trial has samples of the default."""
     default = winner.kind == "default"
-    final = [trial for trial in trials if trial.stage == "final" and trial.status == "ok"]
+    # Those at single sizes, of which a program's choice is made, are others.
+    final = [trial for trial in trials if (trial.stage, trial.status, trial.policy) == ("final", "ok", winner.policy)]
     counts = {
         trial.process: len(trial.default_samples_ms if default else trial.samples_ms)
         for trial in final

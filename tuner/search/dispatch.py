@@ -6,6 +6,7 @@ callable has its final with all of them in force.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -40,13 +41,14 @@ SEEDS_APART = 1009
 class DispatchSearch:
     """What came of it for one callable. winners: by size, then by exact-match key. buckets: by program key, if it has several.
 
-    final: what the whole callable's said of them; won: they are in force. reason: why not.
+    finals: what the whole callable's said of them, which took whole_seconds; won: they are in force. reason: why not.
     """
 
     winners: dict[int, dict[str, Winner]] = field(default_factory=dict)
     buckets: dict[str, tuple[Bucket, ...]] = field(default_factory=dict)
     finals: list[ProgramFinal] = field(default_factory=list)
     reason: str = ""
+    whole_seconds: float = 0.0
 
     @property
     def won(self) -> bool:
@@ -89,7 +91,9 @@ def choose_dispatch(
     if not found.buckets:
         found.reason = "one plan is the best at every size"
     else:
+        started = time.monotonic()
         _final(found, spec, graphs, winners, store, policy, effort)
+        found.whole_seconds = time.monotonic() - started
     for program in programs_of(graphs):
         _record(found, program, store)
     return found

@@ -239,14 +239,13 @@ def _choose_dispatches(sweep: Sweep, first: Mapping[str, Outcome], store: Store,
         for outcome in originals.values():
             outcome.progress.enter("dispatch")
         progress = {key: outcome.progress for key, outcome in originals.items()}
-        started = time.monotonic()
         try:
             winners = _in_force(graphs, first, store)
-            sweep.dispatches[spec] = choose_dispatch(spec, graphs, winners, store, policy, effort, progress)
+            sweep.dispatches[spec] = found = choose_dispatch(spec, graphs, winners, store, policy, effort, progress)
+            sweep.whole_seconds += found.whole_seconds
         except (SpecError, WorkerError, DeviceBusy) as error:
             sweep.dispatches[spec] = DispatchSearch(reason=str(error))
         finally:
-            sweep.whole_seconds += time.monotonic() - started
             for outcome in originals.values():
                 outcome.progress.enter("done")
 
