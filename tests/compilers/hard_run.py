@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tuner.compilers.inductor.hooks import dynamo_config, functorch_config, inductor_config
+from tuner.measure.correctness import deviation
 
 
 def run(make: Callable[[], Case], backend: str) -> list[Any]:
@@ -82,6 +83,30 @@ def same(found: Any, wanted: Any) -> str:
         elif difference := _tensors(value, like):
             return f"value {i}: {difference}"
     return ""
+
+
+def close(found: Any, wanted: Any) -> str:
+    """The same for values that another order of computing may have rounded otherwise: "" where all are within the tolerance."""
+    left, right = pytree.tree_leaves(found), pytree.tree_leaves(wanted)
+    if len(left) != len(right):
+        return f"{len(left)} values against {len(right)}"
+    for i, (value, like) in enumerate(zip(left, right, strict=True)):
+        if isinstance(value, Tensor) and isinstance(like, Tensor) and type(value) is type(like):
+            value, like = (_plain(one) for one in (value, like))
+            if value.dtype != like.dtype or value.shape != like.shape or value.device != like.device:
+                return f"value {i}: {value.dtype} {tuple(value.shape)} against {like.dtype} {tuple(like.shape)}"
+            if value.device.type != "meta" and (off := deviation([value], [like])) > 1:
+                return f"value {i} is {off:.3g} tolerances off"
+        elif type(value) is not type(like) or value != like:
+            return f"value {i} is {value!r} against {like!r}"
+    return ""
+
+
+def _plain(value: Tensor) -> Tensor:
+    if value.layout == torch.jagged:
+        return value.values()
+    value = value if value.layout == torch.strided else value.to_dense()
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def _tensors(value: Tensor, like: Tensor) -> str:
