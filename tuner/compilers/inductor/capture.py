@@ -14,7 +14,7 @@ from torch import fx
 
 from tuner.compilers.inductor.decompose import late_decompose, native_table, register_native, table_without
 from tuner.compilers.inductor.hooks import DYNAMO_SIGNALS, V, compile_fx, dynamo_config, functorch_config, inductor_config
-from tuner.compilers.inductor.layouts import as_compiled
+from tuner.compilers.inductor.layouts import as_compiled, whatever_layout
 from tuner.compilers.inductor.program import copied, is_training, program_hints, program_key, program_ranges
 from tuner.errors import SpecError, UnsupportedGraph, find_cause, one_line
 from tuner.search_spaces.native import NATIVE_OPS
@@ -163,10 +163,12 @@ def _recorder(programs: list[Program], without: Sequence[str]) -> Callable[..., 
             parameters = parameters_of(graph, program.graphs)
             finish = as_compiled(made, inputs_like, kwargs) if graph.phase == "forward" else lambda outputs: outputs
 
+            runs = whatever_layout(made) if graph.phase == "backward" else made
+
             def run(inputs: list[Any]) -> Any:
                 seen = seen_in_all([value for value in inputs if isinstance(value, torch.Tensor)], parameters)
                 program.graphs[place] = with_data(program.graphs[place], seen)
-                outputs = made.forward(*inputs)
+                outputs = runs.forward(*inputs)
                 inputs.clear()
                 return finish(outputs)
 

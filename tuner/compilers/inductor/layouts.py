@@ -75,6 +75,15 @@ def as_compiled(gm: fx.GraphModule, example_inputs: Sequence[Any], kwargs: dict[
     return as_strided
 
 
+def whatever_layout(gm: fx.GraphModule) -> fx.GraphModule:
+    """A backward graph that also runs eagerly on inputs in another layout than it was traced for, where a view needs a copy."""
+    made = copied(gm)
+    for node in made.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+    made.recompile()
+    return made
+
+
 def _laid_out(value: Any, strides: Strides) -> Any:
     """`value` in that layout, where it is a tensor in another."""
     if strides is None or not isinstance(value, Tensor):

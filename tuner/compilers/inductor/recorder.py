@@ -26,7 +26,7 @@ from tuner.compilers.inductor.capture import _native_form as native_form
 from tuner.compilers.inductor.capture import _with_native as with_native
 from tuner.compilers.inductor.capture import form_of, graph_forms, parameters_of
 from tuner.compilers.inductor.hooks import DYNAMO_SIGNALS, V, compile_fx, compile_fx_inner, functorch_config
-from tuner.compilers.inductor.layouts import as_compiled
+from tuner.compilers.inductor.layouts import as_compiled, whatever_layout
 from tuner.compilers.inductor.program import copied, is_training, program_key, program_ranges
 from tuner.errors import UnsupportedGraph, one_line
 from tuner.target import Query
@@ -158,14 +158,15 @@ class Recording:
             try:
                 graph = with_native(form_of(made, kwargs, inputs_like, ranges), native)
                 finish = as_compiled(made, inputs_like, kwargs) if graph.phase == "forward" else lambda outputs: outputs
+                runs = whatever_layout(made) if graph.phase == "backward" else made
             except Exception as error:
                 self.leave_out(error)
-                return _boxed(made.forward)
+                return _boxed(whatever_layout(made).forward)
             with self.lock:
                 place = len(self.graphs)
                 self.graphs.append(CapturedGraph(graph))
                 parameters = parameters_of(graph, [one.graph for one in self.graphs])
-            return self._running(made, finish, place, parameters)
+            return self._running(runs, finish, place, parameters)
 
         try:
             native = None if is_training(example_inputs) else native_form(gm, example_inputs)
