@@ -37,7 +37,15 @@ def convolution() -> Example:
     return layer, (torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(3)),)
 
 
-@pytest.mark.parametrize("make", [pointwise_then_sum, gelu_of_norm, writing, convolution])
+def attention() -> Example:
+    """The library's call of it can draw random numbers, and here draws none."""
+    generator = torch.Generator().manual_seed(5)
+    return torch.nn.functional.scaled_dot_product_attention, tuple(
+        torch.randn(1, 2, 8, 16, generator=generator) for _ in range(3)
+    )
+
+
+@pytest.mark.parametrize("make", [pointwise_then_sum, gelu_of_norm, writing, convolution, attention])
 def test_each_op_is_a_library_call_and_the_outputs_are_eagers_own(bench: Bench, make: Callable[[], Example]) -> None:
     graph = bench.resolve(make()).graph
     compiled, groups, _ = realise(graph, EAGER)

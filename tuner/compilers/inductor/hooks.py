@@ -21,7 +21,7 @@ from torch._inductor.compile_fx import compile_fx as _compile_fx
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
-from torch._inductor.lowering import get_layout_constraint_tag, lowerings, make_fallback, tag_to_layout_constraint
+from torch._inductor.lowering import fallbacks, get_layout_constraint_tag, lowerings, make_fallback, tag_to_layout_constraint
 from torch._inductor.runtime.runtime_utils import cache_dir
 from torch._inductor.virtualized import V
 from torch._logging import trace_structured
@@ -44,6 +44,7 @@ __all__ = [
     "compile_fx_inner",
     "compiler_config",
     "dynamo_config",
+    "fallbacks",
     "functorch_config",
     "get_layout_constraint_tag",
     "inductor_config",
