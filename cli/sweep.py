@@ -28,7 +28,7 @@ from tuner.cli.output import (
     winner_json,
     workload_json,
 )
-from tuner.errors import UsageError
+from tuner.errors import SpecError, UsageError
 from tuner.search.effort import EFFORTS
 from tuner.workload.graph import SpecPhase
 
@@ -187,7 +187,10 @@ def insistent_interrupts() -> Iterator[Callable[[], None]]:
 
 
 def result_json(outcome: Outcome) -> dict[str, Any]:
-    """One entry of `results`; a workload without a winner has null in its place, and `error` where it failed."""
+    """One entry of `results`; a workload without a winner has null in its place, and `error` where it failed.
+
+    not_tuned: why it was left to the compiler's default, where it cannot be rebuilt in another process.
+    """
     resolved, progress = outcome.resolved, outcome.progress
     won: dict[str, Any] = {"default_ms": progress.default_ms}
     if outcome.winner is not None:
@@ -201,6 +204,7 @@ def result_json(outcome: Outcome) -> dict[str, Any]:
         "candidates_failed": dict(progress.failed),
         **{name: won.get(name) for name in WINNER_FIELDS},
         "whole": None if outcome.whole is None else {name: getattr(outcome.whole, name) for name in WHOLE_FIELDS},
+        **({"not_tuned": outcome.not_tuned} if outcome.not_tuned else {}),
         **({"error": str(outcome.error)} if outcome.error else {}),
     }
 
@@ -215,3 +219,6 @@ def _raise_what_failed(plan: Sweep) -> None:
         if outcome.error is not None:
             outcome.error.args = (f"{outcome.resolved.spec}: {outcome.error}",)
             raise outcome.error
+    if plan.outcomes and all(outcome.not_tuned for outcome in plan.outcomes):
+        outcome = plan.outcomes[0]
+        raise SpecError(f"{outcome.resolved.spec}: nothing to tune: {outcome.not_tuned}")

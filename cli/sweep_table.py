@@ -144,7 +144,8 @@ def result_lines(outcome: Outcome) -> list[str]:
     name = _name(outcome)
     winner, p = outcome.winner, outcome.progress
     if winner is None:
-        return [f"{name}: {outcome.error or 'not finished'}"]
+        left = f"not tuned: {outcome.not_tuned}" if outcome.not_tuned else ""
+        return [f"{name}: {left or outcome.error or 'not finished'}"]
     lines = [
         f"{name}: default {winner.default_ms:.3f} ms, winner {winner.winner_ms:.3f} ms, {winner.speedup:.2f}x "
         f"({winner.speedup_low:.2f} to {winner.speedup_high:.2f}), {winner.plan.describe()}"

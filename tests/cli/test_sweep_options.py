@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tuner.search.effort import EFFORTS
 from tuner.search.screen import Rules
 from tuner.search.sweep import Outcome, Sweep
 from tuner.search.workloads import Resolved
-from tuner.workload.graph import Graph
+from tuner.workload.graph import Graph, Node
 
 GRAPH = Graph("inference", (), [], (), ())
 Ending = Callable[[list[Outcome]], None]
@@ -180,6 +181,29 @@ def test_the_text_tells_why_a_whole_was_vetoed_that_was_not_timed(sweep) -> None
     result, _ = sweep(ending=ending)
     (line,) = [line for line in result.stdout.splitlines() if "SIGSEGV" in line]
     assert line.strip() == "the whole callable: vetoed, it ended (SIGSEGV)"
+
+
+@pytest.mark.parametrize(("opaque", "code"), [(("b",), 0), (("a", "b"), 3)])
+def test_what_cannot_be_rebuilt_is_told_and_fails_only_a_sweep_that_has_nothing_else(
+    sweep, opaque: Sequence[str], code: int
+) -> None:
+    barrier = replace(GRAPH, nodes=(Node("opaque", "custom.op", [], {}, None),), order=(0,))
+
+    def ending(outcomes: list[Outcome]) -> None:
+        won(outcomes)
+        for outcome in outcomes[-len(opaque) :]:
+            outcome.winner = outcome.generation = outcome.whole = None
+            outcome.resolved = replace(outcome.resolved, graph=barrier)
+
+    text, _ = sweep(ending=ending)
+    told, _ = sweep("--json", ending=ending)
+    assert [text.exit_code, told.exit_code] == [code, code]
+    assert text.stdout.count(": not tuned: custom.op cannot be rebuilt elsewhere") == len(opaque)
+    results = json.loads(told.stdout)["results"]
+    assert [one.get("not_tuned", "") for one in results][-len(opaque) :] == ["custom.op cannot be rebuilt elsewhere"] * len(
+        opaque
+    )
+    assert all("error" not in one for one in results)
 
 
 FAILURES = [

@@ -12,7 +12,7 @@ from scripted import EFFORT, GELU, A, Script, resolved
 from stored import program
 
 from tuner.cache.sqlite import SqliteStore
-from tuner.errors import UnsupportedGraph, WorkerDied
+from tuner.errors import WorkerDied
 from tuner.lookup.reader import StoreReader
 from tuner.plan import Plan
 from tuner.search.workloads import Resolved
@@ -78,11 +78,17 @@ def test_a_graph_that_cannot_be_rebuilt_does_not_keep_the_others_from_their_winn
     barrier = Node("opaque", "custom.op", [], {}, None)
     made = graphs("a", "b", "c")
     made[2] = replace(made[2], graph=replace(made[2].graph, nodes=(barrier,), order=(0,)))
-    script = faster(opening=lambda graph: {"raise": UnsupportedGraph("opaque", "custom.op")} if graph == "c" else {})
+    script = faster()
     outcomes = sweep(script, *made).outcomes
     assert [len(request["rows"]) for request in script.asked("open sequence")] == [2] * EFFORT.looks[0]
     assert [outcome.winner is not None for outcome in outcomes] == [True, True, False]
     assert served(store) == [A, A, Plan()]
+    assert len(script.asked("open")) == 2 * (2 + EFFORT.looks[0]), "no process is asked to rebuild it"
+    assert [(outcome.error, outcome.not_tuned, outcome.progress.phase) for outcome in outcomes] == [
+        (None, "", "done"),
+        (None, "", "done"),
+        (None, "custom.op cannot be rebuilt elsewhere", "not tuned"),
+    ]
 
 
 def test_graphs_whose_sizes_vary_are_run_at_each_together(sweep, store: SqliteStore) -> None:

@@ -129,7 +129,8 @@ def _sweep(miss: MissReport, store: Path, effort: Effort, tell: Tell) -> tuple[s
 
 def _tell_progress(sweep: Sweep, tell: Tell) -> None:
     """What the graph does that is furthest from its end."""
-    going = [one.progress for one in sweep.outcomes if one.progress.phase not in ("waiting", "done", "settled", "failed")]
+    ended = ("waiting", "done", "settled", "failed", "not tuned")
+    going = [one.progress for one in sweep.outcomes if one.progress.phase not in ended]
     shown = going[-1] if going else sweep.outcomes[-1].progress
     tell({"phase": shown.phase, "best": shown.best})
 

@@ -80,7 +80,8 @@ def choose_dispatch(
     graphs, winners: as for `hold_whole_final`. progress: by exact-match key. Raises WorkerError, UnsupportedGraph, DeviceBusy.
     """
     found = DispatchSearch()
-    symbolic = {graph.query.exact_key: graph for graph in graphs if graph.symbol and graph.sizes}
+    tuned = [graph for graph in graphs if not graph.graph.opaque]
+    symbolic = {graph.query.exact_key: graph for graph in tuned if graph.symbol and graph.sizes}
     for size in sorted({size for graph in symbolic.values() for size in graph.dim_sizes}):
         at = {key: at_size(graph, size) for key, graph in symbolic.items() if size in graph.dim_sizes}
         found.winners[size] = _winners_at(at, winners, store, policy, effort, progress, size)

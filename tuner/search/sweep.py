@@ -42,6 +42,12 @@ class Outcome:
     error: TunerError | None = None
     whole: ProgramFinal | None = None
 
+    @property
+    def not_tuned(self) -> str:
+        """Why this graph is left to the compiler's default, where it is one that no process could make again; else ""."""
+        opaque = self.resolved.graph.opaque
+        return f"{', '.join(opaque)} cannot be rebuilt elsewhere" if opaque else ""
+
     def fail(self, error: TunerError) -> None:
         self.error = error
         self.progress.enter("failed")
@@ -93,7 +99,8 @@ def run_sweep(
     """Tunes every workload once, equal ones together. `again`: also those that the store has settled, see `_settled`.
 
     Holds the device all along. wait: told once, in words, when another process holds it. A graph that cannot be tuned gets an
-    error and leaves the others alone. KeyboardInterrupt passes through: what was measured is in the store.
+    error and leaves the others alone; one that cannot be rebuilt is passed over. KeyboardInterrupt passes through: what was
+    measured is in the store.
     """
     rules = rules or Rules()
     _remember(sweep.outcomes, store)
@@ -101,7 +108,11 @@ def run_sweep(
     for outcome in sweep.outcomes:
         first.setdefault(outcome.resolved.query.exact_key, outcome)
     anew = again or rules.retry
-    to_tune = {key: outcome for key, outcome in first.items() if anew or not _settled(outcome, store, policy, effort)}
+    rebuildable = {key: outcome for key, outcome in first.items() if not outcome.not_tuned}
+    to_tune = {key: outcome for key, outcome in rebuildable.items() if anew or not _settled(outcome, store, policy, effort)}
+    for outcome in first.values():
+        if outcome.not_tuned:
+            outcome.progress.enter("not tuned")
     unjudged = any(
         _needs_final(spec, outcomes, first, store) or _wants_table(spec, [one.resolved for one in outcomes], False, store)
         for spec, outcomes in _by_spec(sweep).items()
@@ -213,8 +224,8 @@ def _choose_table(
     """Searches the table of a callable that trains; what fails over it leaves the winners as they are, and is told."""
     if not _wants_table(spec, graphs, anew, store):
         return
-    originals = [first[graph.query.exact_key] for graph in graphs]
-    if any(outcome.winner is None for outcome in originals):
+    originals = [one for graph in graphs if not (one := first[graph.query.exact_key]).not_tuned]
+    if not originals or any(outcome.winner is None for outcome in originals):
         return
     for outcome in originals:
         outcome.progress.enter("native ops")
@@ -233,8 +244,8 @@ def _choose_dispatches(sweep: Sweep, first: Mapping[str, Outcome], store: Store,
     """Searches a plan for each size; what fails over it leaves the winners as they are, and is told."""
     for spec, outcomes in _by_spec(sweep).items():
         graphs = [outcome.resolved for outcome in outcomes]
-        originals = {graph.query.exact_key: first[graph.query.exact_key] for graph in graphs}
-        if any(outcome.winner is None for outcome in originals.values()):
+        originals = {key: one for graph in graphs if not (one := first[key := graph.query.exact_key]).not_tuned}
+        if not originals or any(outcome.winner is None for outcome in originals.values()):
             continue
         for outcome in originals.values():
             outcome.progress.enter("dispatch")
