@@ -192,6 +192,8 @@ def stored_program_of(rows: Sequence[Row], fields: Fields) -> StoredProgram:
     graphs = tuple(_query(row, fields, "graph", row["graph_key"]) for row in sorted(rows, key=lambda row: row["position"]))
     if query.exact_key != rows[0]["exact_key"]:
         raise ValueError("a program has another key than its fields")
+    if any(graph.fields() != query.fields() for graph in graphs):
+        raise ValueError("a graph of a program is under other settings than it")
     return StoredProgram(query, graphs, rows[0]["spec"])
 
 

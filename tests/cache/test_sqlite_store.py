@@ -283,6 +283,17 @@ def test_a_row_that_does_not_validate_is_as_good_as_absent(path, poison, table, 
     assert "does not validate" in caplog.text
 
 
+def test_a_program_whose_graphs_are_under_other_settings_is_as_good_as_absent(path):
+    with SqliteStore(path) as store:
+        store.add_program(program(), [query("a"), query("b")], "m:f")
+        store.record_winner(winner(query("c", ambient={"threads": 1, "inductor": {"cpp.cxx": "/tmp/evil"}})))
+    evil = "SELECT key FROM fields WHERE kind = 'ambient' AND json LIKE '%evil%'"
+    edit(path, f"UPDATE programs SET ambient_key = ({evil}) WHERE position = 1")
+    with SqliteStore(path, read_only=True) as store:
+        assert store.find_programs(program().workload_key) == []
+        assert store.invalid_rows == 1
+
+
 def test_a_poisoned_row_does_not_hide_the_others(path):
     with SqliteStore(path) as store:
         store.record_winner(winner(query("a")))

@@ -10,6 +10,7 @@ import torch
 
 from tuner.cache.contract import StoredProgram
 from tuner.compilers.inductor.ambient import cpu_target, cpu_toolchain
+from tuner.compilers.inductor.hooks import inductor_config
 from tuner.errors import SpecError, TunerError, UsageError
 from tuner.search.workloads import Resolved, resolve
 from tuner.target import Query
@@ -74,6 +75,40 @@ def test_threads_asked_for_choose_among_the_records_and_change_them_where_none_f
 def test_what_is_not_clear_is_refused(made, more, error: type[TunerError], told):
     with pytest.raises(error, match=told):
         resolved(*made, **more)
+
+
+EVIL = {"cpp.cxx": ["/tmp/evil"]}
+
+
+@pytest.mark.parametrize(
+    "ambient",
+    [
+        {"threads": 1, "inductor": EVIL},
+        {"threads": 1, "inductor": {"post_grad_custom_pre_pass": {"uuid": "os.system"}}},
+        {"threads": 1, "inductor": {"cpp.cxx": "/tmp/evil"}},
+        {"threads": 1, "inductor": [["cpp.cxx", ["/tmp/evil"]]]},
+        {"threads": 10**6},
+        {"threads": True},
+        {"threads": "1"},
+        {},
+    ],
+    ids=str,
+)
+def test_settings_that_a_store_may_not_choose_are_refused(ambient):
+    made = stored()
+    evil = replace(made, query=replace(made.query, ambient=ambient))
+    with pytest.raises(SpecError, match="the stored program cannot be tuned"):
+        resolved(evil)
+    with pytest.raises(SpecError, match="the stored program cannot be tuned"):
+        resolved(replace(made, graphs=(replace(made.graphs[0], ambient=ambient),)))
+
+
+def test_a_setting_that_is_a_text_is_taken_where_the_user_says_it_too():
+    made = stored(inductor={"cpp.simdlen": None, "cpp.vec_isa_ok": True, "cpp.dynamic_threads": True, "cpp.cxx": [None, "c++"]})
+    with pytest.raises(SpecError, match=r"cpp\.cxx is not taken over .* --option"):
+        resolved(made)
+    with inductor_config.patch({"cpp.cxx": [None, "c++"]}):
+        assert [one.query for one in resolved(made)] == list(made.graphs)
 
 
 def test_a_program_that_was_compiled_elsewhere_is_refused_with_what_differs():

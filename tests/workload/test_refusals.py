@@ -51,6 +51,11 @@ def test_a_collective_is_refused_as_one_and_by_node(name):
     assert caught.value.reason == "collective"
 
 
+def test_an_op_that_reaches_for_a_file_is_not_called_for_a_stored_graph():
+    with pytest.raises(UnsupportedGraph, match="would map a file"):
+        op_from_name("aten.from_file.default")
+
+
 def test_an_op_that_this_torch_does_not_have_is_named():
     with pytest.raises(UnsupportedGraph, match=r"aten\.no_such_op\.default"):
         op_from_name("aten.no_such_op.default")

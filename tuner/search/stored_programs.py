@@ -11,6 +11,7 @@ from tuner.errors import SpecError, UsageError
 from tuner.search.workloads import Resolved, sizes_named, sizes_of
 from tuner.target import Query
 from tuner.workload.graph import Graph
+from tuner.workload.miss_report import check_settings
 
 
 def resolve_stored(
@@ -26,7 +27,7 @@ def resolve_stored(
     """
     import torch
 
-    programs = _for_threads(spec, _here(spec, made), threads)
+    programs = _for_threads(spec, _harmless(spec, _here(spec, made)), threads)
     torch.set_num_threads(_threads(programs[0]))
     found = [one for program in programs for one in _graphs(spec, program, forms, dims)]
     if dims and not any(one.graph.symbols for one in found):
@@ -68,6 +69,20 @@ def _here(spec: str, made: Sequence[StoredProgram]) -> list[StoredProgram]:
         return fitting
     stored = {**made[-1].query.fields(), "ambient": {}}
     raise SpecError(f"{spec}: the program was compiled elsewhere: {'; '.join(differing_fields(here.fields(), stored))}")
+
+
+def _harmless(spec: str, made: Sequence[StoredProgram]) -> Sequence[StoredProgram]:
+    """`made`, if nobody but this process's user has chosen what their settings would run; who wrote a store is not known."""
+    from tuner.compilers.inductor.ambient import changed_settings
+
+    own = changed_settings()
+    for ambient in (query.ambient for program in made for query in (program.query, *program.graphs)):
+        try:
+            check_settings(ambient, own)
+        except ValueError as error:
+            told = f"{spec}: the stored program cannot be tuned: {error}; what is your own can be said with --option"
+            raise SpecError(told) from error
+    return made
 
 
 def _for_threads(spec: str, made: Sequence[StoredProgram], threads: int | None) -> list[StoredProgram]:

@@ -64,6 +64,8 @@ def op_from_name(name: str, node: str = "op ") -> Callable[..., Any]:
     packet, _, overload = rest.rpartition(".")
     if namespace not in REBUILDABLE_NAMESPACES:
         refuse(name, node)
+    if packet == "from_file":
+        raise UnsupportedGraph("unsupported_node", f"{node}{name} would map a file, or make one")
     try:
         found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except (AttributeError, RuntimeError) as error:

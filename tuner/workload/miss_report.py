@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from tuner.canonical import canonical_json
@@ -23,6 +24,7 @@ REPORT_LIMIT_BYTES = 4 * 1024 * 1024
 GRAPHS_LIMIT = 16
 NODES_LIMIT = 4000
 THREADS_LIMIT = 4096
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 SYMBOLS_LIMIT = 64
 KEY = re.compile(r"[0-9a-f]{64}")
 # from_file maps a file, and can make one: of all ops the only one that reaches out of the process.
@@ -67,7 +69,7 @@ class MissReport:
             if program.kind != "program" or not KEY.fullmatch(program.workload_key):
                 raise ValueError("it is about no program")
             canonical_json(program.fields())
-            _check_settings(program.ambient)
+            check_settings(program.ambient)
             rows = data["graphs"]
             if not isinstance(rows, list) or not 1 <= len(rows) <= GRAPHS_LIMIT:
                 raise ValueError(f"it holds not 1 to {GRAPHS_LIMIT} graphs")
@@ -84,15 +86,21 @@ def _only(data: Any, names: set[str] | frozenset[str]) -> dict[str, Any]:
     return data
 
 
-def _check_settings(ambient: Mapping[str, Any]) -> None:
-    """Settings that are texts may name commands and paths: those are taken over from nobody."""
-    if not isinstance(threads := ambient.get("threads"), int) or not 1 <= threads <= THREADS_LIMIT:
+def check_settings(ambient: Mapping[str, Any], in_force: Mapping[str, Any] = NOTHING) -> None:
+    """Raises ValueError on an ambient from outside, a report or a store, under which nothing is to be compiled.
+
+    Settings that are texts may name commands and paths: those are taken over from nobody. in_force: Inductor's settings of this
+    process, its user's own, as `ambient` has them; what is the same there is taken over from them.
+    """
+    threads = ambient.get("threads")
+    if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= THREADS_LIMIT:
         raise ValueError("it does not say for how many threads it was compiled")
     settings = ambient.get("inductor", {})
     if not isinstance(settings, Mapping):
         raise ValueError("its settings of Inductor are no object")
     for name, value in settings.items():
-        if not (value is None or isinstance(value, bool | int | float)):
+        harmless = value is None or isinstance(value, bool | int | float)
+        if not harmless and not (name in in_force and in_force[name] == value):
             raise ValueError(f"setting {name[:60]} is not taken over from another process")
 
 
