@@ -21,10 +21,11 @@ def check_plan(plan: Plan) -> Plan:
             raise PlanError(f"{name} is not a declared knob")
         if not KNOBS[name].contains(value):
             raise PlanError(f"{name}={value!r} is outside its declared range")
+    whole = frozenset(plan.native)
     for name in plan.native:
         if (kind := kind_of(name)) not in NATIVE_OPS:
             raise PlanError(f"{name} is not declared as an op that may stay native")
-        if kind != name and kind in plan.native:
+        if kind != name and kind in whole:
             raise PlanError(f"a plan's native names {name} beside all occurrences of {kind}")
     if plan.groups == ():
         # It has the default's key, since empty fields are not in keys, but would keep everything from being fused.

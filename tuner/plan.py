@@ -18,7 +18,8 @@ from tuner.errors import PlanError
 PLAN_SCHEMA = 1
 # position in the canonical order : iteration sizes : IR class : ordinal; "12:4096x1024:ComputedBuffer.Reduction:0"
 LEAF_ID = re.compile(r"\d{1,7}:[0-9a-zA-Z_*+/(),|-]*:[A-Za-z0-9_.]+:\d{1,5}")
-MAX_LEAVES = 100_000
+MAX_LEAVES = 20_000
+MAX_NAMES = 4_000
 # op kind "aten.gelu.default", or one occurrence of it, "aten.gelu.default#2"
 OCCURRENCE = re.compile(r"([^#]*)#(0|[1-9][0-9]{0,4})")
 FIELDS = frozenset({"schema", "compiler", "native", "config", "cuts", "groups", "kernels"})
@@ -130,7 +131,7 @@ class Plan:
             native=_strings(data, "native"),
             config=tuple(sorted(config.items())),
             cuts=_strings(data, "cuts"),
-            groups=None if groups is None else _groups(groups),
+            groups=None if groups is None else groups_from_json(groups),
             kernels=_strings(data, "kernels"),
         )
 
@@ -156,12 +157,15 @@ def _strings(data: Mapping[str, Any], field: str) -> tuple[str, ...]:
     values = data.get(field, [])
     if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
         raise PlanError(f"a plan's {field} is a list of strings")
+    if len(values) > MAX_NAMES:
+        raise PlanError(f"a plan's {field} holds more than {MAX_NAMES} names")
     if len(set(values)) != len(values):
         raise PlanError(f"a plan's {field} names something twice")
     return tuple(sorted(values))
 
 
-def _groups(groups: Any) -> Groups:
+def groups_from_json(groups: Any) -> Groups:
+    """Groups that JSON holds, in their one order. Raises PlanError on any other structure."""
     if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) and group for group in groups):
         raise PlanError("a plan's groups are lists of leaf ids")
     leaves = [leaf for group in groups for leaf in group]

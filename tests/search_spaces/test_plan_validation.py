@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tuner.errors import PlanError
-from tuner.plan import MAX_LEAVES, Plan
+from tuner.plan import MAX_LEAVES, MAX_NAMES, Plan
 from tuner.search_spaces.inductor_knobs import KNOBS
 from tuner.search_spaces.native import NATIVE_OPS
 from tuner.search_spaces.parameters import Choice
@@ -110,6 +110,7 @@ MALFORMED = {
     "an occurrence beside all of them": changed(native=["aten.gelu.default", "aten.gelu.default#1"]),
     "not an op": changed(native=["os.system"]),
     "an op twice": changed(native=["aten.gelu.default", "aten.gelu.default"]),
+    "too many occurrences": changed(native=[f"aten.gelu.default#{i}" for i in range(MAX_NAMES + 1)]),
     "native as a text": changed(native="aten.gelu.default"),
     "native as an object": changed(native={"aten.gelu.default": True}),
     "an op that is a number": changed(native=[1]),
