@@ -49,7 +49,8 @@ def candidates(default_groups: Groups, native_ops: Iterable[str]) -> Iterator[Ca
         for name, knob in sorted(KNOBS.items()):
             if rank < len(knob.trials):
                 yield Candidate(name, Plan(config=((name, knob.trials[rank]),)))
-    single = (f"{op}#{i}" for op, count in sorted(occurrences.items()) if count in OCCURRENCES for i in range(count))
+    few = {op: count for op, count in sorted(occurrences.items()) if count in OCCURRENCES}
+    single = (f"{op}#{i}" for i in range(OCCURRENCES[-1]) for op, count in few.items() if i < count)
     for name in itertools.islice(single, MAX_SINGLE):
         yield Candidate(f"native {name}", Plan(native=(name,)))
     if grouped:
