@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from stored import GROUPS, KNOB, NATIVE
 
-from tuner.answer import Answer, Bucket, ProgramAnswer
+from tuner.answer import Answer, Bucket, ProgramAnswer, ProgramChoice
 from tuner.errors import PlanError
 from tuner.plan import Plan
 
@@ -69,7 +69,60 @@ def test_what_an_older_daemon_says_besides_is_ignored() -> None:
     assert ProgramAnswer.from_json(told) == ProgramAnswer(False, 7)
 
 
-@pytest.mark.parametrize("edit", [{"tier": "made up"}, {"plan": {"schema": 99}}, {"plan": 3}])
-def test_answers_of_another_shape_are_refused(edit: dict[str, object]) -> None:
+INFINITE = float("inf")
+NO_ANSWERS = [
+    {"tier": "made up"},
+    {"tier": []},
+    {"plan": {"schema": 99}},
+    {"plan": 3},
+    {"generation": INFINITE},
+    {"generation": True},
+    {"speedup": "2"},
+    {"speedup": 10**400},
+    {"reason": None},
+    {"groups": [[3]]},
+    {"groups": [[]]},
+    {"groups": 3},
+    {"sizes": 3},
+    {"sizes": [3]},
+    {"sizes": [[INFINITE]]},
+    {"sizes": [["8"]]},
+]
+
+
+@pytest.mark.parametrize("edit", NO_ANSWERS, ids=str)
+def test_answers_of_another_shape_are_refused_by_a_name_that_is_caught(edit: dict[str, object]) -> None:
+    whole = ProgramAnswer(True, 7, {"a": SERVED}).to_json()
+    for read, told in ((Answer.from_json, SERVED.to_json()), (Answer.from_json, None)):
+        with pytest.raises((PlanError, ValueError)):
+            read({**told, **edit} if told else edit)
     with pytest.raises((PlanError, ValueError)):
-        Answer.from_json({**SERVED.to_json(), **edit})
+        ProgramAnswer.from_json({**whole, "answers": {"a": {**SERVED.to_json(), **edit}}})
+
+
+BUCKET = Bucket("s0", 8, (("a", KNOB, GROUPS),)).to_json()
+NO_CHOICES = [
+    3,
+    {"dispatch": {}},
+    {"dispatch": [3]},
+    {"native_table": 3},
+    {"native_table": [3]},
+    *(
+        {"dispatch": [{**BUCKET, **edit}]}
+        for edit in (
+            *({"up_to": value} for value in (INFINITE, True, "12", 1.9, [])),
+            *({"plans": value} for value in ([], 3, None, {"a": 3}, {"a": {}}, {"a": {"plan": {"schema": 1}}})),
+            {"plans": {"a": {"plan": {"schema": 1}, "groups": [[3]]}}},
+            {"symbol": 0},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("told", NO_CHOICES, ids=str)
+def test_choices_of_another_shape_are_refused_by_a_name_that_is_caught(told: object) -> None:
+    with pytest.raises((PlanError, ValueError)):
+        ProgramChoice.from_json(told)  # type: ignore[arg-type]
+    if isinstance(told, dict):
+        with pytest.raises((PlanError, ValueError)):
+            ProgramAnswer.from_json({**ProgramAnswer(True, 7).to_json(), **told})

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tuner.canonical import digest
-from tuner.plan import Groups, Plan, canonical_groups
+from tuner.json_fields import field_of, items_of, number_of, object_of, points_of, text_of, whole_number_of
+from tuner.plan import Groups, Plan, groups_from_json
 
 Tier = Literal["exact", "near_shape", "other_toolchain", "default"]
 TIERS: tuple[Tier, ...] = ("exact", "near_shape", "other_toolchain", "default")
@@ -52,20 +53,21 @@ class Answer:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Answer:
-        """The answer that `to_json` wrote, its plan checked for structure only. Raises PlanError, ValueError or TypeError."""
-        plan, groups, tier = data["plan"], data.get("groups"), data["tier"]
+        """The answer that `to_json` wrote, its plan checked for structure only. Raises PlanError, ValueError."""
+        data = object_of(data)
+        plan, groups, tier = field_of(data, "plan"), data.get("groups"), field_of(data, "tier")
         if tier not in TIERS:
-            raise ValueError(f"unknown tier {tier!r}")
+            raise ValueError(f"unknown tier {str(tier)[:40]!r}")
         return Answer(
             plan=Plan() if plan is None else Plan.from_json(plan),
             tier=tier,
-            generation=int(data["generation"]),
-            reason=str(data["reason"]),
-            groups=None if groups is None else canonical_groups(groups),
-            speedup=float(data["speedup"]),
-            speedup_low=float(data["speedup_low"]),
-            speedup_high=float(data["speedup_high"]),
-            sizes=tuple(tuple(int(size) for size in point) for point in data.get("sizes", ())),
+            generation=whole_number_of(field_of(data, "generation")),
+            reason=text_of(field_of(data, "reason")),
+            groups=None if groups is None else groups_from_json(groups),
+            speedup=number_of(field_of(data, "speedup")),
+            speedup_low=number_of(field_of(data, "speedup_low")),
+            speedup_high=number_of(field_of(data, "speedup_high")),
+            sizes=points_of(data.get("sizes", ())),
         )
 
 
@@ -90,13 +92,14 @@ class Bucket:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Bucket:
-        """The bucket that `to_json` wrote, checked for structure only. Raises PlanError, KeyError, ValueError or TypeError."""
-        plans = [
-            (str(key), Plan.from_json(one["plan"]), None if one["groups"] is None else canonical_groups(one["groups"]))
-            for key, one in sorted(data["plans"].items())
-        ]
-        up_to = data["up_to"]
-        return Bucket(str(data["symbol"]), None if up_to is None else int(up_to), tuple(plans))
+        """The bucket that `to_json` wrote, checked for structure only. Raises PlanError, ValueError."""
+        data = object_of(data)
+        plans = []
+        for key, one in sorted(object_of(field_of(data, "plans")).items()):
+            plan, groups = field_of(object_of(one), "plan"), field_of(one, "groups")
+            plans.append((key, Plan.from_json(plan), None if groups is None else groups_from_json(groups)))
+        up_to = field_of(data, "up_to")
+        return Bucket(text_of(field_of(data, "symbol")), None if up_to is None else whole_number_of(up_to), tuple(plans))
 
 
 @dataclass(frozen=True)
@@ -111,11 +114,10 @@ class ProgramChoice:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ProgramChoice:
-        """The choice that `to_json` wrote, checked for structure only. Raises PlanError, KeyError, ValueError or TypeError."""
-        native, dispatch = data.get("native_table", []), data.get("dispatch", [])
-        if not isinstance(native, list) or not isinstance(dispatch, list):
-            raise TypeError("a program's choice is made of two lists")
-        return ProgramChoice(tuple(sorted(str(op) for op in native)), tuple(Bucket.from_json(bucket) for bucket in dispatch))
+        """The choice that `to_json` wrote, checked for structure only. Raises PlanError, ValueError."""
+        data = object_of(data)
+        native, dispatch = items_of(data.get("native_table", [])), items_of(data.get("dispatch", []))
+        return ProgramChoice(tuple(sorted(map(text_of, native))), tuple(map(Bucket.from_json, dispatch)))
 
 
 @dataclass(frozen=True)
@@ -178,14 +180,14 @@ class ProgramAnswer:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ProgramAnswer:
-        """The program answer that `to_json` wrote. Raises PlanError, KeyError, ValueError or TypeError."""
+        """The program answer that `to_json` wrote. Raises PlanError, ValueError."""
         choice = ProgramChoice.from_json(data)
         return ProgramAnswer(
-            known=bool(data["known"]),
-            generation=int(data["generation"]),
-            answers={str(key): Answer.from_json(value) for key, value in data["answers"].items()},
+            known=field_of(data, "known") is True,
+            generation=whole_number_of(field_of(data, "generation")),
+            answers={key: Answer.from_json(value) for key, value in object_of(field_of(data, "answers")).items()},
             wanted=data.get("wanted") is True,
-            graph_keys=tuple(str(key) for key in data.get("graph_keys", ())),
+            graph_keys=tuple(map(text_of, items_of(data.get("graph_keys", ())))),
             native_table=choice.native_table,
             dispatch=choice.dispatch,
         )

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from tuner.canonical import digest
+from tuner.json_fields import points_of
 from tuner.plan import Groups, Plan
 from tuner.target import Query
 
@@ -41,7 +42,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         # As JSON has them they are lists.
-        object.__setattr__(self, "sizes", tuple(tuple(map(int, point)) for point in self.sizes))
+        object.__setattr__(self, "sizes", points_of(self.sizes))
 
     @staticmethod
     def for_cpu(threads: int, cache: str = "warm") -> Policy:

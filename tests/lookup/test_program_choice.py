@@ -65,7 +65,11 @@ def test_a_veto_is_of_the_choice_as_well(reader, path):
         ("""dispatch = '[{"symbol":"s0","up_to":null}]'""", "invalid_choice"),
         ("""dispatch = '[3]'""", "invalid_choice"),
         ("""dispatch = replace(dispatch, '"realize_reads_threshold":2', '"cpp.cxx":"/tmp/evil"')""", "invalid_choice"),
-        ("""dispatch = replace(dispatch, '"up_to":null', '"up_to":-1')""", "invalid_choice"),
+        *(
+            (f"""dispatch = replace(dispatch, '"up_to":null', '"up_to":{limit}')""", "invalid_choice")
+            for limit in ("-1", "Infinity", "1e999", "true", '"12"', "1.9")
+        ),
+        ("""dispatch = '[{"symbol":"s0","up_to":null,"plans":[]}]'""", "invalid_choice"),
     ],
 )
 def test_a_choice_that_does_not_validate_is_not_served_and_the_plans_are(reader, path, change, outcome):
@@ -79,6 +83,33 @@ def test_a_choice_that_does_not_validate_is_not_served_and_the_plans_are(reader,
     found = reader.program(program())
     assert (found.native_table, found.dispatch, [one.plan for one in found.answers.values()]) == ((), (), [KNOB])
     assert reader.outcomes[outcome] == 1
+    with SqliteStore(path, read_only=True) as store:
+        assert store.program_choice(program().exact_key) is None
+        assert store.invalid_rows == 1
+
+
+def test_graphs_under_a_native_table_are_settled_with_it(reader, path):
+    with SqliteStore(path) as store:
+        store.add_program(program(), [query("a"), query("under the table")], "m:f")
+        store.record_winner(winner(query("a"), KNOB))
+        assert not reader.program(program()).settled
+        store.record_program_choice(program(), NATIVE.native)
+        found = reader.program(program())
+        assert (found.settled, [one.plan for one in found.answers.values()]) == (True, [KNOB, Plan()])
+        store.add_measurement(failed("wrong", KNOB))
+        assert not reader.program(program()).settled, "a graph whose winner is in quarantine is wanted again"
+
+
+def test_sizes_of_a_winner_that_are_none_make_it_invalid(reader, path):
+    with SqliteStore(path) as store:
+        store.record_winner(winner(query("a"), KNOB))
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("""UPDATE fields SET json = replace(json, '{', '{"sizes":[[Infinity]],') WHERE kind = 'policy'""")
+    connection.close()
+    assert reader.answer(query("a")).plan == Plan()
+    assert reader.outcomes["invalid_plan"] == 1
+    with SqliteStore(path, read_only=True) as store:
+        assert store.winner(query("a").exact_key) is None
 
 
 def test_buckets_of_a_plan_in_quarantine_are_not_served(reader, path):

@@ -41,5 +41,5 @@ def why_withheld(
 def describe_verdict(status: str, message: str, error: float | None) -> str:
     """`wrong (what was seen)`: the first line of the message, else how far the outputs are off."""
     lines = message.strip().splitlines()
-    seen = lines[0][:MESSAGE_LIMIT] if lines else f"{error:.3g} times the tolerance" if error is not None else ""
+    seen = lines[0][:MESSAGE_LIMIT] if lines else f"{error:.3g} times the tolerance" if isinstance(error, int | float) else ""
     return f"{status} ({seen})" if seen else status

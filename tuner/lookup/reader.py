@@ -18,6 +18,7 @@ from typing import Any
 
 from tuner.answer import Answer, ProgramAnswer, ProgramChoice, digest_of_plans
 from tuner.errors import PlanError, StoreError
+from tuner.json_fields import points_of
 from tuner.lookup.connection import open_read_only, schema_of
 from tuner.lookup.miss import NO_STORE, UNKNOWN_GRAPH, Miss, explain
 from tuner.lookup.quarantine import why_withheld
@@ -31,6 +32,7 @@ from tuner.target import Query
 # how many other records of a graph are compared with what was asked, latest first, to explain a miss
 NEAREST_LIMIT = 100
 UNSETTLED = Miss("unsettled", "the program is known, but no sweep has settled this graph of it")
+UNDER_TABLE = "the default, settled with the program's native table"
 # SQLite's steps between two looks at the clock
 STEPS = 20_000
 TABLES = ("graphs", "measurements")
@@ -170,8 +172,10 @@ NOTHING = _Program()
 def _program(connection: sqlite3.Connection, exact_key: str, generation: int) -> _Program:
     sql = "SELECT graph_exact_key, graph_key, target_key, toolchain_key FROM programs WHERE exact_key = ? ORDER BY position"
     rows = connection.execute(sql, (exact_key,)).fetchall()
-    graphs = {key: _winner(connection, key, generation) or _miss(UNSETTLED, generation) for key, *_ in rows}
     outcome, choice = _choice(connection, exact_key, rows) if rows else ("", ProgramChoice())
+    # What has no winner beside a native table is a graph under it, which the choice has settled: no sweep tunes those.
+    under = ("hit", Answer(Plan(), "exact", generation, UNDER_TABLE)) if choice.native_table else _miss(UNSETTLED, generation)
+    graphs = {key: _winner(connection, key, generation) or under for key, *_ in rows}
     return _Program(graphs, tuple(row[1] for row in rows), choice, (outcome,) if outcome else ())
 
 
@@ -186,7 +190,7 @@ def _choice(connection: sqlite3.Connection, exact_key: str, graphs: list[tuple[s
     try:
         choice = ProgramChoice.from_json({"native_table": json.loads(row[0]), "dispatch": json.loads(row[1])})
         validated_choice(choice)
-    except (PlanError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (PlanError, ValueError, TypeError, RecursionError):
         return "invalid_choice", ProgramChoice()
     known = {row[0]: row for row in graphs}
     for key, plan, _ in (one for bucket in choice.dispatch for one in bucket.plans):
@@ -217,7 +221,7 @@ def _veto(connection: sqlite3.Connection, exact_key: str, plans: str) -> str | N
     verdict, evidence, *speedups = connection.execute(sql, (exact_key, plans)).fetchone() or ("none", "")
     if verdict != "vetoed":
         return None
-    why = what_was_wrong(_object(evidence)) or "the whole callable measured {:.2f}x ({:.2f} to {:.2f})".format(*speedups)
+    why = what_was_wrong(_object(evidence)) or "the whole callable measured {}x ({} to {})".format(*map(_told, speedups))
     return f"vetoed for this program: {why}"
 
 
@@ -245,9 +249,13 @@ def _answer(row: tuple[Any, ...], generation: int, sizes: tuple[tuple[int, ...],
     )
 
 
+def _told(speedup: Any) -> str:
+    return f"{speedup:.2f}" if isinstance(speedup, int | float) else "?"
+
+
 def _sizes(policy: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """The sizes at which a winner was measured, of the fields of its policy. Raises ValueError or TypeError."""
-    return tuple(tuple(int(size) for size in point) for point in policy.get("sizes", ()))
+    """The sizes at which a winner was measured, of the fields of its policy. Raises ValueError."""
+    return points_of(policy.get("sizes", ()))
 
 
 def _explain(connection: sqlite3.Connection, query: Query) -> Miss:
@@ -267,9 +275,9 @@ def _fields(connection: sqlite3.Connection, key: str) -> dict[str, Any]:
     return _object(row[0]) if row else {}
 
 
-def _object(text: str) -> dict[str, Any]:
+def _object(text: Any) -> dict[str, Any]:
     """A stored JSON object; an empty one where it is none."""
-    with contextlib.suppress(ValueError, RecursionError):
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
         value = json.loads(text)
         return value if isinstance(value, dict) else {}
     return {}
