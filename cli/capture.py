@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Seconds between looks at a store that another process writes.
 BUSY_POLL_S = 0.5
+# How many of the sizes at which a graph ran stand in its row.
+SHOWN_SIZES = 8
 # Says whether a Python has our entry point, so that torch loads the recorder there.
 HAS_TUNER = (
     "import importlib.metadata as m, sys; sys.exit(not any(e.name == 'tuner' for e in m.entry_points(group='torch.backends')))"
@@ -158,7 +160,9 @@ def _row(program: CapturedProgram, one: CapturedGraph) -> tuple[str, ...]:
     key, threads = ("-", "-") if program.query is None else (program.query.workload_key, str(program.query.ambient["threads"]))
     graph = one.graph
     named = (key[:SHORT_KEY], graph.key[:SHORT_KEY], graph.phase, str(len(graph.nodes)))
-    sizes = ", ".join(f"{'x'.join(map(str, size))} ({count})" for size, count in one.sizes.items())
+    often = sorted(one.sizes.items(), key=lambda pair: -pair[1])
+    shown = [f"{'x'.join(map(str, size))} ({count})" for size, count in often[:SHOWN_SIZES]]
+    sizes = ", ".join([*shown, *([f"{len(often) - SHOWN_SIZES} more"] if len(often) > SHOWN_SIZES else [])])
     return (*named, threads, str(one.calls), sizes, ", ".join(graph.opaque))
 
 

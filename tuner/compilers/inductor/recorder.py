@@ -35,9 +35,13 @@ from tuner.workload.graph import Graph
 from tuner.workload.seen import seen_in, seen_in_all
 
 log = logging.getLogger("tuner")
-# Inputs are looked at in the first calls, and then ever more seldom; a file is written again after as many seconds at least.
+# Inputs are looked at in the first calls, and then ever more seldom; a file is written again after as many seconds at least, and
+# after so many times as many as writing it took.
 FIRST_CALLS = 8
 REWRITE_S = 2.0
+REWRITE_FACTOR = 100
+# Of a graph whose sizes vary, those at which it runs most often are kept.
+MAX_SIZES = 256
 
 Main = Callable[..., Any]
 # Whether the thread is within a compile of ours, whose parts pass the door too; and how often programs of scripts passed it.
@@ -83,22 +87,39 @@ def compile_for(
         return compile_fx(gm, inputs, config_patches=patches)
     if name in torch._dynamo.list_backends(None):
         return compile_fx(gm, inputs)
-    before, untouched = _passed.get(), copied(gm)
+    before, untouched = _passed.get(), _copied(gm)
+    if isinstance(untouched, Exception):
+        log.warning("tuner: a program given to the back end %s is not captured: %s", name, one_line(untouched))
+        return back_end(gm, inputs)
     compiled = back_end(gm, inputs)
     return compiled if _passed.get() != before else compile_fx(untouched, inputs)
 
 
 def _record(folder: Path, gm: fx.GraphModule, example_inputs: Sequence[Any], inner_compile: Main, run: Main) -> Any:
     recording = Recording(folder)
-    untouched = copied(gm)
     compiled: Any = None
     if must_compile(inner_compile):
         recording.trace(gm, example_inputs)
         compiled = run(gm, example_inputs, inner_compile)
+        recording.write()
+        return compiled
+    # Inductor's own steps change what they are given.
+    untouched = _copied(gm)
+    if isinstance(untouched, Exception):
+        recording.leave_out(untouched)
+        untouched = gm
     elif recording.key(gm, example_inputs):
         compiled = recording.compile(gm, example_inputs, run)
     recording.write()
     return untouched.forward if compiled is None else compiled
+
+
+def _copied(gm: fx.GraphModule) -> fx.GraphModule | Exception:
+    """A copy, or why there is none: a graph may hold what cannot be copied, and the script goes on all the same."""
+    try:
+        return copied(gm)
+    except Exception as error:
+        return error
 
 
 def must_compile(inner_compile: Main) -> bool:
@@ -120,7 +141,7 @@ class Recording:
         self.left_out: dict[str, str] = {}
         self.graphs: list[CapturedGraph] = []
         self.lock = threading.Lock()
-        self.written, self.changed = 0.0, False
+        self.write_after, self.changed = 0.0, False
         _recordings.append(self)
 
     def leave_out(self, error: Exception) -> None:
@@ -151,8 +172,6 @@ class Recording:
 
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], run: Main) -> Any:
         """The program, which notes its graphs and runs eagerly; None where Inductor's own steps fail with it."""
-        # Before anything narrows them.
-        ranges = program_ranges(gm, example_inputs)
 
         def inner(made: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
             try:
@@ -169,6 +188,8 @@ class Recording:
             return self._running(runs, finish, place, parameters)
 
         try:
+            # Before anything narrows them.
+            ranges = program_ranges(gm, example_inputs)
             native = None if is_training(example_inputs) else native_form(gm, example_inputs)
             with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
                 return run(gm, example_inputs, inner)
@@ -198,23 +219,22 @@ class Recording:
                 graph = with_data(graph, seen_in_all(inputs, static))
             elif calls <= FIRST_CALLS or calls & (calls - 1) == 0:
                 graph = _seen_again(graph, inputs, static)
-            sizes = dict(known.sizes)
-            if at := _sizes(graph, inputs):
-                sizes[at] = sizes.get(at, 0) + 1
-            self.graphs[place] = CapturedGraph(graph, calls, sizes)
+            self.graphs[place] = CapturedGraph(graph, calls, _counted(known.sizes, _sizes(graph, inputs)))
             self.changed = True
-        if calls == 1 or time.monotonic() - self.written > REWRITE_S:
+        if calls == 1 or time.monotonic() > self.write_after:
             self.write()
 
     def write(self) -> None:
         """Writes the program's file, where there is something to say. Never raises: the script goes on."""
         with self.lock:
             program = CapturedProgram(self.query, tuple(self.graphs), dict(self.left_out))
+            started = time.monotonic()
             try:
                 write_file(self.folder / f"{os.getpid()}-{self.number}.json", program)
             except (OSError, ValueError) as error:
                 log.warning("tuner: cannot write what was captured: %s", one_line(error))
-            self.written, self.changed = time.monotonic(), False
+            ended = time.monotonic()
+            self.write_after, self.changed = ended + max(REWRITE_S, REWRITE_FACTOR * (ended - started)), False
 
 
 def _boxed(run: Callable[..., Any]) -> Any:
@@ -235,6 +255,16 @@ def _sizes(graph: Graph, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
             found.update({size: at for size, at in zip(node.value[1], value.shape, strict=True) if isinstance(size, str)})
     names = [f"s{i}" for i in range(len(graph.symbols))]
     return tuple(found[name] for name in names) if all(name in found for name in names) else ()
+
+
+def _counted(sizes: Mapping[tuple[int, ...], int], at: tuple[int, ...]) -> dict[tuple[int, ...], int]:
+    """`sizes` with a call at `at` more; where these are too many, without the other that was seen least."""
+    counted = dict(sizes)
+    if at:
+        if at not in counted and len(counted) >= MAX_SIZES:
+            del counted[min(counted, key=counted.__getitem__)]
+        counted[at] = counted.get(at, 0) + 1
+    return counted
 
 
 def _seen_again(graph: Graph, inputs: Sequence[torch.Tensor], static: frozenset[int]) -> Graph:
