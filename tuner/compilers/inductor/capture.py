@@ -13,9 +13,10 @@ import torch
 from torch import fx
 
 from tuner.compilers.inductor.decompose import late_decompose, native_table, register_native, table_without
+from tuner.compilers.inductor.graphs_only import Stop, never_called, trace_graphs
 from tuner.compilers.inductor.hooks import DYNAMO_SIGNALS, V, compile_fx, dynamo_config, functorch_config, inductor_config
 from tuner.compilers.inductor.layouts import as_compiled, whatever_layout
-from tuner.compilers.inductor.program import copied, is_training, program_hints, program_key, program_ranges
+from tuner.compilers.inductor.program import is_training, program_hints, program_key, program_ranges
 from tuner.errors import SpecError, UnsupportedGraph, find_cause, one_line
 from tuner.search_spaces.native import NATIVE_OPS
 from tuner.workload.captured import with_data
@@ -40,36 +41,32 @@ log = logging.getLogger("tuner")
 NO_PROFILE = {"automatic_dynamic_local_pgo": False, "automatic_dynamic_remote_pgo": False}
 
 
-class _Stop(Exception):
-    """Ends a trace of which only the graph is wanted."""
-
-
 @dataclass(frozen=True)
-class _Native:
+class Native:
     """A graph with all declared op kinds undecomposed, and the key of what it decomposes to."""
 
     form: Graph
     key: str
 
 
-def _native_form(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> _Native | None:
+def native_form(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Native | None:
     """The inference graph with all declared op kinds undecomposed; None if it holds none of them, or cannot be had."""
-    found: list[_Native] = []
+    found: list[Native] = []
     ranges = program_ranges(gm, example_inputs)
 
     def record(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
         form = from_fx(made, static_inputs=kwargs.get("static_input_idxs", ()), ranges=ranges)
         if NATIVE_OPS.intersection(form.calls):
-            found.append(_Native(form, from_fx(late_decompose(made, ()), ranges=ranges).key))
-        raise _Stop
+            found.append(Native(form, from_fx(late_decompose(made, ()), ranges=ranges).key))
+        raise Stop
 
     try:
-        compile_fx(copied(gm), example_inputs, inner_compile=record, decompositions=native_table())
+        trace_graphs(gm, example_inputs, record, decompositions=native_table())
     except DYNAMO_SIGNALS:
         raise
     except Exception as error:
         # What is wrong with the program itself shows when the default is captured; else it is only tuned without native ops.
-        if not find_cause(error, _Stop) and not find_cause(error, UnsupportedGraph):
+        if not find_cause(error, UnsupportedGraph):
             log.warning("tuner: no op can be kept native in this graph: %s", one_line(error))
     return found[0] if found else None
 
@@ -87,32 +84,23 @@ def graph_forms(
     def record(gm: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
         graphs.append(form_of(gm, kwargs, inputs_like, ranges))
         if graphs[-1].phase != "forward":
-            raise _Stop
+            raise Stop
         as_compiled(gm, inputs_like, kwargs)
-        return _never_called
+        return never_called
 
     with (
         functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
         inductor_config.patch({**patches, "fx_graph_cache": False}),
     ):
-        native = None if is_training(example_inputs) else _native_form(gm, example_inputs)
+        native = None if is_training(example_inputs) else native_form(gm, example_inputs)
         try:
             if not made:
-                compile_fx(copied(gm), example_inputs, inner_compile=record, config_patches=patches)
+                trace_graphs(gm, example_inputs, record, config_patches=patches)
         except Exception as error:
             if own := find_cause(error, UnsupportedGraph):
                 raise own from error
-            if not find_cause(error, _Stop):
-                raise
-    return [_with_native(graph, native) for graph in graphs]
-
-
-def _never_called(inputs: list[Any]) -> Any:
-    """Stands for a compiled forward while its backward is traced."""
-    raise _Stop
-
-
-_never_called._boxed_call = True  # type: ignore[attr-defined]
+            raise
+    return [with_native(graph, native) for graph in graphs]
 
 
 def form_of(
@@ -142,7 +130,8 @@ def _mark_bound(gm: fx.GraphModule) -> None:
             node.meta[BOUND] = True
 
 
-def _with_native(graph: Graph, native: _Native | None) -> Graph:
+def with_native(graph: Graph, native: Native | None) -> Graph:
+    """`graph` with its native form, where it is what `native` decomposes to."""
     return replace(graph, native_form=native.form if native and native.key == graph.key else None)
 
 
@@ -154,11 +143,11 @@ def _recorder(programs: list[Program], without: Sequence[str]) -> Callable[..., 
         programs.append(program)
         # Before anything narrows them.
         ranges = program_ranges(gm, example_inputs)
-        native = None if is_training(example_inputs) else _native_form(gm, example_inputs)
+        native = None if is_training(example_inputs) else native_form(gm, example_inputs)
 
         def record(made: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
             place = len(program.graphs)
-            graph = _with_native(form_of(made, kwargs, inputs_like, ranges), native)
+            graph = with_native(form_of(made, kwargs, inputs_like, ranges), native)
             program.graphs.append(graph)
             parameters = parameters_of(graph, program.graphs)
             finish = as_compiled(made, inputs_like, kwargs) if graph.phase == "forward" else lambda outputs: outputs

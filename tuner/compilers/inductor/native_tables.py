@@ -12,14 +12,9 @@ from typing import Any
 from torch import fx
 
 from tuner.compilers.inductor.decompose import native_table, register_native, table_without
+from tuner.compilers.inductor.graphs_only import Stop, never_called, trace_graphs
 from tuner.compilers.inductor.hooks import compile_fx, functorch_config, inductor_config
-from tuner.compilers.inductor.program import copied
-from tuner.errors import find_cause
 from tuner.search_spaces.native import NATIVE_OPS
-
-
-class _Stop(Exception):
-    """Ends a trace of which only the graphs are wanted."""
 
 
 def native_kinds(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[str]:
@@ -32,24 +27,12 @@ def native_kinds(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset
     def record(made: fx.GraphModule, _: Sequence[Any], **kwargs: Any) -> Any:
         found.update(str(node.target) for node in made.graph.nodes if node.op == "call_function")
         if not kwargs.get("is_inference") and not kwargs.get("is_backward"):
-            return _never_called
-        raise _Stop
+            return never_called
+        raise Stop
 
-    try:
-        with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
-            compile_fx(copied(gm), example_inputs, inner_compile=record, decompositions=native_table())
-    except Exception as error:
-        if not find_cause(error, _Stop):
-            raise
+    with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
+        trace_graphs(gm, example_inputs, record, decompositions=native_table())
     return NATIVE_OPS & found
-
-
-def _never_called(inputs: list[Any]) -> Any:
-    """Stands for a compiled forward while its backward is traced."""
-    raise _Stop
-
-
-_never_called._boxed_call = True  # type: ignore[attr-defined]
 
 
 def backend_without(ops: Sequence[str]) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:

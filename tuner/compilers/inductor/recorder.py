@@ -22,9 +22,7 @@ import torch
 from torch import fx
 
 from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
-from tuner.compilers.inductor.capture import _native_form as native_form
-from tuner.compilers.inductor.capture import _with_native as with_native
-from tuner.compilers.inductor.capture import form_of, graph_forms, parameters_of
+from tuner.compilers.inductor.capture import form_of, graph_forms, native_form, parameters_of, with_native
 from tuner.compilers.inductor.hooks import DYNAMO_SIGNALS, V, compile_fx, compile_fx_inner, functorch_config
 from tuner.compilers.inductor.layouts import as_compiled, whatever_layout
 from tuner.compilers.inductor.program import copied, is_training, program_key, program_ranges
