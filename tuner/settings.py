@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PROTOCOL = 1
+# Raised with what an older client or daemon could not read: those then find no daemon, and read the store themselves.
+PROTOCOL = 2
 
 
 @dataclass(frozen=True)

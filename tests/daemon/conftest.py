@@ -57,7 +57,7 @@ class Daemons:
         end = time.monotonic() + DEADLINE_S
         while time.monotonic() < end and process.poll() is None:
             try:
-                greeting = request(self.socket, "GET", "/v1/hello")
+                greeting = request(self.socket, "GET", "/v2/hello")
                 if greeting["pid"] == process.pid:
                     return greeting
             except (OSError, DaemonError):

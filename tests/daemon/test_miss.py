@@ -35,29 +35,29 @@ def app(path: Path, jobs: Jobs) -> Any:
 
 
 def wanted(call: Any, app: Any, name: str = "p") -> bool:
-    status, answer = call(app, "POST", "/v1/program", program(name).to_json())
+    status, answer = call(app, "POST", "/v2/program", program(name).to_json())
     assert status == 200
     return answer["wanted"]
 
 
 def test_a_report_becomes_a_job_and_is_wanted_no_more(app, call, jobs):
     assert wanted(call, app)
-    assert call(app, "POST", "/v1/miss", report().to_json()) == (200, {"accepted": True, "reason": ""})
+    assert call(app, "POST", "/v2/miss", report().to_json()) == (200, {"accepted": True, "reason": ""})
     (job,) = jobs.all()
     assert (job.program_key, job.state, job.workload_keys) == (program().workload_key, "queued", (graph().key,))
     assert MissReport.from_json(json.loads(jobs.report(job).read_text())) == report()
     assert not wanted(call, app)
     assert wanted(call, app, "another")
-    status, answer = call(app, "POST", "/v1/miss", report().to_json())
+    status, answer = call(app, "POST", "/v2/miss", report().to_json())
     assert (status, answer["accepted"], len(jobs.all())) == (200, False, 1)
 
 
 def test_the_jobs_and_their_number_are_told(path, app, call):
-    call(app, "POST", "/v1/miss", report().to_json())
-    told = call(app, "GET", "/v1/jobs")[1]
+    call(app, "POST", "/v2/miss", report().to_json())
+    told = call(app, "GET", "/v2/jobs")[1]
     assert [job["program_key"] for job in told["jobs"]] == [program().workload_key]
     assert told["tuning"]["state"] == "idle"
-    stats = call(app, "GET", "/v1/stats")[1]
+    stats = call(app, "GET", "/v2/stats")[1]
     assert (stats["store"], stats["jobs"]) == (str(path), {"queued": 1})
     assert stats["stored"]["generation"] == 0
 
@@ -69,14 +69,14 @@ def test_a_program_whose_graphs_are_all_settled_is_not_wanted(path, app, call):
         assert wanted(call, app)
         store.record_winner(settled(query("b")))
     assert not wanted(call, app)
-    assert call(app, "POST", "/v1/miss", report().to_json())[1]["accepted"] is False
+    assert call(app, "POST", "/v2/miss", report().to_json())[1]["accepted"] is False
 
 
 def test_a_daemon_that_does_not_tune_wants_nothing(path, call):
     app = create_app(path)
     assert not wanted(call, app)
-    assert call(app, "POST", "/v1/miss", report().to_json()) == (409, {"error": "this daemon does not tune"})
-    assert call(app, "POST", "/v1/yield", {"pid": 1}) == (409, {"error": "this daemon does not tune"})
+    assert call(app, "POST", "/v2/miss", report().to_json()) == (409, {"error": "this daemon does not tune"})
+    assert call(app, "POST", "/v2/yield", {"pid": 1}) == (409, {"error": "this daemon does not tune"})
     assert not jobs_folder(path).exists()
 
 
@@ -84,7 +84,7 @@ def test_the_queue_is_bounded(app, call, jobs):
     for number in range(QUEUE_LIMIT):
         jobs.add(report(f"p{number}"))
     assert not wanted(call, app)
-    assert call(app, "POST", "/v1/miss", report().to_json())[1]["accepted"] is False
+    assert call(app, "POST", "/v2/miss", report().to_json())[1]["accepted"] is False
     assert len(jobs.all()) == QUEUE_LIMIT
 
 
@@ -156,7 +156,7 @@ FORM = "graphs.0.form"
     ],
 )
 def test_a_poisoned_report_is_refused_and_nothing_is_kept(path, app, call, where, value):
-    status, answer = call(app, "POST", "/v1/miss", edited(where, value))
+    status, answer = call(app, "POST", "/v2/miss", edited(where, value))
     assert status == 400
     assert answer["error"].startswith("not a report: ")
     assert "\n" not in answer["error"]
@@ -166,24 +166,24 @@ def test_a_poisoned_report_is_refused_and_nothing_is_kept(path, app, call, where
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"program":' * 50_000])
 def test_what_is_no_report_at_all_is_refused(path, app, call, body):
-    status, answer = call(app, "POST", "/v1/miss", body)
+    status, answer = call(app, "POST", "/v2/miss", body)
     assert (status, answer["error"].startswith("not a report: ")) == (400, True)
     assert not jobs_folder(path).exists()
 
 
 def test_a_report_that_is_too_large_is_refused(path, app, call):
-    status, answer = call(app, "POST", "/v1/miss", [b" " * 65536] * (REPORT_LIMIT_BYTES // 65536 + 1))
+    status, answer = call(app, "POST", "/v2/miss", [b" " * 65536] * (REPORT_LIMIT_BYTES // 65536 + 1))
     assert (status, answer) == (413, {"error": f"a request of more than {REPORT_LIMIT_BYTES} bytes"})
     assert not jobs_folder(path).exists()
 
 
 def test_where_jobs_cannot_be_kept_the_report_is_refused(path, app, call, jobs):
     jobs_folder(path).write_text("a file in the folder's place")
-    status, answer = call(app, "POST", "/v1/miss", report().to_json())
+    status, answer = call(app, "POST", "/v2/miss", report().to_json())
     assert (status, str(jobs_folder(path)) in answer["error"]) == (503, True)
     assert jobs.all() == []
 
 
 @pytest.mark.parametrize("body", [{}, {"pid": "1"}, {"pid": True}, {"pid": -1}, []])
 def test_who_asks_to_go_first_names_a_process(app, call, body):
-    assert call(app, "POST", "/v1/yield", body)[0] == 400
+    assert call(app, "POST", "/v2/yield", body)[0] == 400

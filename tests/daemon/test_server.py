@@ -56,7 +56,7 @@ def test_the_client_gets_its_answers_from_the_daemon(daemons, client):
     assert client.lookup(query()).plan == NATIVE
     assert client.source == "daemon"
     assert client.warnings == {}
-    assert request(daemons.socket, "GET", "/v1/status")["counts"]["hit"] == 1
+    assert request(daemons.socket, "GET", "/v2/status")["counts"]["hit"] == 1
 
 
 def test_what_a_sweep_writes_is_served_at_once(daemons, client):
@@ -118,7 +118,7 @@ def test_what_the_last_daemon_gave_up_is_wanted_of_the_next(daemons, client):
     jobs.put(replace(jobs.add(report()), state="refused", reason="another toolchain"))
     daemons.started()
     assert client.program(report().program).wanted
-    assert request(daemons.socket, "GET", "/v1/jobs")["jobs"] == []
+    assert request(daemons.socket, "GET", "/v2/jobs")["jobs"] == []
 
 
 def test_of_many_daemons_started_at_once_one_serves(daemons):

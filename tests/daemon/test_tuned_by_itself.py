@@ -38,7 +38,7 @@ def compile_in_a_process(daemons: Any, caches: Path) -> dict[str, Any]:
 
 
 def measurements(daemons: Any) -> dict[str, int]:
-    return request(daemons.socket, "GET", "/v1/stats")["stored"]["measurements"]
+    return request(daemons.socket, "GET", "/v2/stats")["stored"]["measurements"]
 
 
 def tuning_daemon(daemons: Any) -> Any:
@@ -56,7 +56,7 @@ def until(met: Callable[[], Any]) -> Any:
 
 
 def job(daemons: Any) -> dict[str, Any]:
-    (only,) = request(daemons.socket, "GET", "/v1/jobs")["jobs"]
+    (only,) = request(daemons.socket, "GET", "/v2/jobs")["jobs"]
     return only
 
 

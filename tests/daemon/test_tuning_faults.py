@@ -67,7 +67,7 @@ class Tuning:
         return Client(settings)
 
     def job(self) -> dict[str, Any]:
-        (job,) = request(self.daemons.socket, "GET", "/v1/jobs")["jobs"]
+        (job,) = request(self.daemons.socket, "GET", "/v2/jobs")["jobs"]
         return job
 
     def hanging(self) -> list[int]:
@@ -131,8 +131,8 @@ def test_a_sweep_asks_the_daemon_to_let_it_go_first(tuning):
     other = tuning.client().report(report())
     assert other == ""
     # this process has asked, and goes first for as long as it lives
-    until(lambda: request(tuning.daemons.socket, "GET", "/v1/status")["tuning"]["state"] == "waiting")
-    status = request(tuning.daemons.socket, "GET", "/v1/status")["tuning"]
+    until(lambda: request(tuning.daemons.socket, "GET", "/v2/status")["tuning"]["state"] == "waiting")
+    status = request(tuning.daemons.socket, "GET", "/v2/status")["tuning"]
     assert status["reason"] == f"the sweep of process {os.getpid()} goes first"
     assert not tuning.pids_file.exists()
 
@@ -147,7 +147,7 @@ def test_a_sweep_beside_a_daemon_that_does_not_tune_or_is_not_there_just_goes_on
 def test_a_daemon_that_does_not_tune_loads_no_torch(daemons):
     process = daemons.start("--store", str(daemons.store), "--socket", str(daemons.socket), "--no-tune")
     daemons.hello(process)
-    assert request(daemons.socket, "GET", "/v1/status")["tuning"] is None
+    assert request(daemons.socket, "GET", "/v2/status")["tuning"] is None
     assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
 
 

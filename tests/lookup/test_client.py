@@ -138,7 +138,7 @@ def test_the_daemon_is_asked_first(settings):
     assert client.source == "daemon"
     assert client.counts == {"hit": 1}
     head, body = requests[0].split(b"\r\n\r\n")
-    assert head.startswith(b"POST /v1/lookup HTTP/1.1\r\n")
+    assert head.startswith(b"POST /v2/lookup HTTP/1.1\r\n")
     assert json.loads(body) == query().to_json()
 
 
@@ -364,7 +364,7 @@ def test_a_report_is_taken_or_not_as_the_daemon_says(settings):
     with daemon(settings.socket, answering({"accepted": True, "reason": ""})) as requests:
         assert Client(settings).report(report()) == ""
     head, _, body = requests[0].partition(b"\r\n\r\n")
-    assert head.startswith(b"POST /v1/miss ")
+    assert head.startswith(b"POST /v2/miss ")
     assert MissReport.from_json(json.loads(body)) == report()
     settings.socket.unlink()
     with daemon(settings.socket, answering({"accepted": "no", "reason": "too many"})):

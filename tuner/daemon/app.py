@@ -1,13 +1,13 @@
 """The service's HTTP interface: which winners does a store hold? JSON over HTTP; version and capabilities are in the greeting.
 
-    GET  /v1/hello     {protocol, version, capabilities, store, pid}
-    POST /v1/lookup    a query (tuner.target.Query) -> an answer (tuner.answer.Answer)
-    POST /v1/program   a query of kind "program" -> a program answer (tuner.answer.ProgramAnswer)
-    GET  /v1/status    {pid, uptime_s, store, generation, counts, winners, measurements, graphs, tuning}
-    GET  /v1/jobs      {jobs, ignored, tuning}: see tuner.daemon.jobs.Job, tuner.daemon.background.Background.status
-    GET  /v1/stats     {store, counts, jobs, stored}: its path, look-ups since the start, jobs by state, what the store holds
-    POST /v1/miss      a program and its graphs (tuner.workload.miss_report.MissReport) -> {accepted, reason}
-    POST /v1/yield     {pid} of a sweep, which is to go first -> {stopped}: whether a job had to stop for it
+    GET  /v2/hello     {protocol, version, capabilities, store, pid}
+    POST /v2/lookup    a query (tuner.target.Query) -> an answer (tuner.answer.Answer)
+    POST /v2/program   a query of kind "program" -> a program answer (tuner.answer.ProgramAnswer)
+    GET  /v2/status    {pid, uptime_s, store, generation, counts, winners, measurements, graphs, tuning}
+    GET  /v2/jobs      {jobs, ignored, tuning}: see tuner.daemon.jobs.Job, tuner.daemon.background.Background.status
+    GET  /v2/stats     {store, counts, jobs, stored}: its path, look-ups since the start, jobs by state, what the store holds
+    POST /v2/miss      a program and its graphs (tuner.workload.miss_report.MissReport) -> {accepted, reason}
+    POST /v2/yield     {pid} of a sweep, which is to go first -> {stopped}: whether a job had to stop for it
 
 The last two belong to a daemon that tunes. Errors are {"error": one line}: 400 for a request that makes no sense, 409 for what
 this daemon does not do, 413 for one that is too large, 503 for a store that cannot be read or written, 500 for a fault of ours.
