@@ -128,7 +128,8 @@ class ProgramAnswer:
     exact-match key of each of its graphs, in order. graph_keys: the same graphs' own keys, where the answer says them.
     native_table: op kinds that are left out of AOTAutograd's decomposition table for the whole of a training program.
     dispatch: where it is not empty, the program is compiled for each bucket with that bucket's plans, instead of once with
-    `answers`. wanted: the daemon that answers would tune the program, were it given the graphs.
+    `answers`. wanted: the daemon that answers would tune the program, were it given the graphs. reason: why nobody could be
+    asked; of the asking process, so never on the wire.
     """
 
     known: bool
@@ -138,6 +139,7 @@ class ProgramAnswer:
     graph_keys: tuple[str, ...] = ()
     native_table: tuple[str, ...] = ()
     dispatch: tuple[Bucket, ...] = ()
+    reason: str = ""
 
     @property
     def settled(self) -> bool:

@@ -72,7 +72,7 @@ def test_a_plan_that_cannot_be_realised_leaves_an_artifact_of_the_default(bench:
 def test_without_the_remedy_such_an_artifact_cannot_be_saved(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pinned, "_is_kept", lambda: False)
+    monkeypatch.setattr(pinned, "is_kept", lambda: False)
     bench.settle(pointwise_then_sum(), alone(bench))
     with pytest.raises(Exception, match="no aot_autograd artifacts"):
         kept(bench, tmp_path / "first", stranger, aot=False)

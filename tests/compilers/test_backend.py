@@ -201,6 +201,30 @@ def test_read_back_reports_the_groups_of_a_settled_default(bench: Bench, monkeyp
     assert (graph.outcome, graph.tier, graph.realised) == ("default", "exact", groups)
 
 
+def test_groups_read_back_are_those_of_the_graph_and_not_of_a_branch_of_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        made = torch.cond(x.sum() > 0, lambda x: torch.sin(x) + 1, lambda x: torch.softmax(x, -1), (x,))
+        return torch.softmax(made, -1)
+
+    monkeypatch.setenv("TUNER_READ_BACK", "1")
+    (graph,) = bench.run((function, (torch.ones(8, 8),)))[1]["served"]
+    assert graph.outcome == "default"
+    leaves = [leaf for group in graph.realised for leaf in group]
+    assert len([leaf for leaf in leaves if "Conditional" in leaf]) == 1
+
+
+@pytest.mark.parametrize(("spent_s", "reason"), [(1000.0, "deadline"), (0.0, "store")])
+def test_why_nothing_is_known_is_said_truly(bench: Bench, spent_s: float, reason: str) -> None:
+    bench.store.write_bytes(b"garbage" * 1000)
+    backend.client().spent_s = spent_s
+    with torch.no_grad():
+        torch.compile(lambda x: x + 1, backend="tuner")(torch.ones(4))
+    (graph,) = tuner.report()["served"]
+    assert graph.outcome == "default"
+    assert reason in graph.reason
+    assert graph.reason != pinned.NO_STORE
+
+
 def test_a_mutated_input_is_mutated_by_served_code_too(bench: Bench) -> None:
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.mul_(0.5).add_(torch.sin(y))

@@ -13,6 +13,7 @@ from torch import Tensor
 import tuner
 from tuner.answer import Bucket
 from tuner.cache.sqlite import SqliteStore
+from tuner.compilers.inductor.hooks import functorch_config
 from tuner.compilers.inductor.pinned import Pinned
 from tuner.plan import Plan, canonical_groups
 from tuner.search.workloads import Resolved, resolve_callable
@@ -116,12 +117,18 @@ def test_a_training_step_runs_its_buckets_plans_forward_and_backward(bench: Benc
     assert outcomes == {("forward", "served"), ("backward", "served"), ("forward", "default"), ("backward", "default")}
 
 
-def test_where_one_artifact_is_made_it_has_the_plan_for_all_sizes(bench: Bench, ran: list[str]) -> None:
-    choose(bench, "inference", lambda plans: [Bucket("s7", 8, tuple(plans)), Bucket("s7", None, ())])
+@pytest.mark.parametrize(
+    ("symbol", "kept", "why"), [("s7", False, "no dispatch: another size"), ("s0", True, "no dispatch: an artifact")]
+)
+def test_where_one_artifact_is_made_or_a_size_is_not_met_there_is_one_plan_for_all(
+    bench: Bench, ran: list[str], symbol: str, kept: bool, why: str
+) -> None:
+    choose(bench, "inference", lambda plans: [Bucket(symbol, 8, tuple(plans)), Bucket(symbol, None, ())])
     bench.new_process()
     _, inputs = example(8)
     torch._dynamo.maybe_mark_dynamic(inputs[0], 0)
-    with torch.no_grad():
+    # As standalone_compile sets it.
+    with torch.no_grad(), functorch_config.patch(force_non_lazy_backward_lowering=kept):
         torch.testing.assert_close(torch.compile(rows, backend="tuner")(*inputs), rows(*inputs))
-    assert tuner.report()["counts"]["no dispatch: another size"] == 1
+    assert tuner.report()["counts"][why] == 1
     assert len(ran) == 1

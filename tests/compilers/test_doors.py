@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,11 +17,12 @@ import torch
 import torch._inductor
 import torch._inductor.compile_fx as compile_fx_module
 from serving import Bench, pointwise_then_sum, realise
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tuner
-from tuner.compilers.inductor import doors
+from tuner.compilers.inductor import doors, pinned
 from tuner.compilers.inductor.hooks import functorch_config, inductor_config
 from tuner.plan import Groups, Plan
 from tuner.search_spaces.fusion import no_fusion
@@ -107,6 +109,17 @@ def test_an_inner_step_of_the_callers_runs_and_compiles_under_the_plan(bench: Be
     compile_with({"size_asserts": False})
     assert served() == [("default", "default", None)], "a setting of the caller's makes another exact match"
     assert len({*keys} - {None}) == 2, "each was to be in Inductor's cache, under a key of its own"
+
+
+@pytest.mark.slow
+def test_an_inner_step_that_leaves_inductor_out_is_not_said_to_be_served(bench: Bench, enabled: None, groups: Groups) -> None:
+    def eagerly(gm: torch.fx.GraphModule, *_: Any, **more: Any) -> Any:
+        return make_boxed_func(gm.forward)
+
+    with torch.no_grad():
+        check(compile_fx(*traced(), inner_compile=eagerly))
+    (graph,) = tuner.report()["served"]
+    assert (graph.outcome, graph.reason) == ("default", pinned.NOT_INDUCTORS_STEP)
 
 
 @pytest.mark.slow
@@ -209,6 +222,52 @@ def test_a_torch_whose_seam_is_another_is_left_alone() -> None:
     assert doors.install(module) == "torch._inductor.compile_fx._compile_fx_main takes other arguments"
     assert module._compile_fx_main is _compile_fx_main
     assert "is missing" in doors.install(module_with())
+
+
+def test_a_seam_that_does_not_say_what_it_takes_is_left_alone() -> None:
+    class Silent:
+        @property
+        def __signature__(self) -> None:
+            raise ValueError("no signature")
+
+        def __call__(self, *_: Any) -> None:
+            pass
+
+    assert "does not say what it takes" in doors.install(module_with(_compile_fx_main=Silent(), _compile_fx_inner=Silent()))
+
+
+def test_whatever_goes_wrong_with_the_doors_torch_is_imported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(module: ModuleType) -> str:
+        raise LookupError("a torch of another day")
+
+    monkeypatch.setattr(doors, "install", broken)
+    doors._install_or_warn(module_with())
+    assert "this torch is not supported" in caplog.text
+
+
+def test_arguments_that_the_seam_is_not_known_to_have_are_passed_on(enabled: None) -> None:
+    def takes_whatever_comes(*args: Any, **more: Any) -> Any:
+        return args, more
+
+    door = doors._program_door(takes_whatever_comes)
+    assert door(1, 2, 3, False, "a fifth", also=4) == ((1, 2, 3, False, "a fifth"), {"also": 4})
+
+
+def test_what_is_in_force_for_a_graph_is_not_for_a_program_within() -> None:
+    entered: list[str] = []
+
+    @contextlib.contextmanager
+    def enter() -> Iterator[None]:
+        entered.append("in force")
+        yield
+
+    graph = doors._graph_door(lambda *_: [*entered])
+    program = doors._program_door(lambda *_: graph())
+    with doors.within_inner_step(enter):
+        assert program(None, None, None, False) == []
+        assert graph() == ["in force"]
 
 
 def test_what_cannot_be_served_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

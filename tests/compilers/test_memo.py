@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.runtime.runtime_utils import cache_dir
 
 from tuner.compilers.inductor import memo, pinned
-from tuner.compilers.inductor.hooks import inductor_config
+from tuner.compilers.inductor.hooks import dynamo_config, inductor_config
 from tuner.plan import Plan
 from tuner.search_spaces.fusion import no_fusion
 
@@ -53,6 +53,17 @@ def test_autograd_hit_without_the_memo(bench: Bench, monkeypatch: pytest.MonkeyP
     settle_known(bench)
     (warm,) = bench.run(stranger())[1]["served"]
     assert (warm.outcome, warm.workload_key) == ("default from cache", ""), "the new winner is not asked for"
+
+
+def test_poisoned_key_where_everything_is_bundled_an_untagged_program_has_no_plan(bench: Bench) -> None:
+    with dynamo_config.patch(caching_precompile=True):
+        bench.run(stranger())
+        (Path(cache_dir()) / "tuner").rename(Path(cache_dir()) / "kept aside")
+        settle_known(bench)
+        (Path(cache_dir()) / "aotautograd").rename(Path(cache_dir()) / "old")
+        (graph,) = bench.run(stranger())[1]["served"]
+        assert (graph.outcome, "does not name the plan" in graph.reason) == ("default", True)
+        assert bench.run(stranger())[1]["served"][0].outcome == "served", "now the key names it"
 
 
 @pytest.mark.parametrize("remedy", [True, False], ids=["with the remedy", "without the remedy"])

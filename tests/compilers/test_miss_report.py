@@ -205,6 +205,15 @@ def test_a_training_program_is_reported_when_its_backward_is_compiled(bench, giv
         given.clear()
 
 
+def test_a_large_training_program_that_the_caches_answered_is_not_traced_again(bench, given, monkeypatch):
+    Step(torch.compile(scores, backend="tuner")).backward()
+    given.clear()
+    monkeypatch.setattr(report_module, "TRAINING_NODES_LIMIT", 3)
+    bench.new_process()
+    Step(torch.compile(scores, backend="tuner")).backward()
+    assert (given, tuner.report()["counts"]["miss not reported: too_large"]) == ([], 1)
+
+
 def test_a_program_that_nobody_could_rebuild_is_not_reported(bench, given):
     @torch.library.custom_op("tuner_test::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:

@@ -105,6 +105,10 @@ def test_a_reset_of_the_compiler_drops_cuda_graphs_where_there_may_be_some(bench
         assert len(drops) == (mode == "reduce-overhead")
     dynamo.reset()
     assert len(drops) == 1
+    with inductor_config.patch({"triton.cudagraphs": True}), torch.no_grad():
+        torch.compile(lambda x: x + 1, backend="tuner")(torch.ones(2))
+    dynamo.reset()
+    assert len(drops) == 2, "also where they were asked for in no option"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 from torch import fx
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tuner.compilers.inductor.program import program_key, program_ranges
+from tuner.compilers.inductor.program import is_training, program_key, program_ranges
+from tuner.errors import UnsupportedGraph
 
 
 def programs(function: Callable[..., Any], *calls: tuple[Any, ...], **options: Any) -> list[tuple[str, Any]]:
@@ -135,3 +137,51 @@ def test_arguments_that_are_no_data_count_by_their_names() -> None:
     assert keys == [program(*arguments) for arguments in different[:4]] + [program(object())] + [
         program(*arguments) for arguments in different[5:]
     ]
+
+
+def with_module(module: torch.nn.Module) -> str:
+    """The key of a program that calls the module as it is."""
+
+    class Calls(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = module
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.held(x)
+
+    return program_key(fx.symbolic_trace(Calls()), [torch.ones(1, 4, 8, 8)])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.nn.AvgPool2d(2), torch.nn.AvgPool2d(3)),
+        (torch.nn.LeakyReLU(0.1), torch.nn.LeakyReLU(0.3)),
+        (torch.nn.Conv2d(4, 4, 3), torch.nn.Conv2d(4, 4, 3, stride=2)),
+        (torch.nn.Dropout(0.1), torch.nn.Dropout(0.1).eval()),
+    ],
+)
+def test_what_a_module_was_made_with_is_in_the_key_of_a_program_that_calls_it(one: Any, other: Any) -> None:
+    assert with_module(one) == with_module(copy.deepcopy(one))
+    assert with_module(one) != with_module(other)
+
+
+def test_a_module_that_cannot_be_told_from_others_gives_no_key() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2)
+    hooked = torch.nn.ReLU()
+    hooked.register_forward_hook(lambda *_: None)
+    for module in (layer, hooked):
+        with pytest.raises(UnsupportedGraph):
+            with_module(module)
+
+
+def test_parameters_that_a_program_holds_make_it_one_of_training() -> None:
+    keys = []
+    for needs in (True, False):
+        gm = fx.symbolic_trace(torch.nn.Linear(4, 4).requires_grad_(needs))
+        assert is_training(gm, [square()]) == needs
+        keys.append(program_key(gm, [square()]))
+        with torch.no_grad():
+            assert not is_training(gm, [square()])
+    assert keys[0] != keys[1]

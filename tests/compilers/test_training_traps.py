@@ -6,18 +6,21 @@ The tests "without" show that the trap is there in this torch: where one fails, 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from serving import Bench
 from steps import Function, Known, Step, alone, known, scores, settle, train
+from stored import winner
 from torch._inductor.output_code import CompiledFxGraph
 
+import tuner
 from tuner.answer import ProgramAnswer
 from tuner.cache.sqlite import SqliteStore
 from tuner.compilers.inductor import apply, leaves
-from tuner.compilers.inductor.hooks import inductor_config
+from tuner.compilers.inductor.hooks import functorch_config, inductor_config
 from tuner.compilers.inductor.pinned import Pinned
 from tuner.plan import Plan
 
@@ -86,6 +89,48 @@ def test_a_planned_backward_in_another_thread_is_compiled_under_the_settings_of_
         planned = train(bench, in_thread=True)
     assert planned.outcomes == [("forward", "default"), ("backward", "served")]
     assert seen == [False, not remedy]
+
+
+def test_a_plan_of_the_backward_is_compiled_without_the_settings_that_its_thread_alone_has(
+    bench: Bench, graphs: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(bench, graphs, alone(graphs, "backward"))
+    seen = []
+    before = CompiledFxGraph.post_compile
+
+    def post_compile(self: CompiledFxGraph, *args: Any, **kwargs: Any) -> Any:
+        seen.append(inductor_config.epilogue_fusion)
+        return before(self, *args, **kwargs)
+
+    monkeypatch.setattr(CompiledFxGraph, "post_compile", post_compile)
+    bench.new_process()
+    step = Step(torch.compile(scores, backend="tuner"))
+    with inductor_config.patch(epilogue_fusion=False):
+        step.backward()
+    assert [graph.outcome for graph in tuner.report()["served"]] == ["default", "served"]
+    assert seen == [True, True]
+
+
+def test_a_backward_whose_plan_fails_where_artifacts_are_kept_by_then_does_not_fail(bench: Bench, graphs: Known) -> None:
+    (first, second, *rest) = alone(graphs, "backward")["backward"].groups or ()
+    knob = Plan(config=(("realize_opcount_threshold", 1),))
+    with SqliteStore(bench.store) as store:
+        store.add_program(graphs.program, list(graphs.graphs.values()), "test")
+        store.record_winner(replace(winner(graphs.graphs["backward"], knob), groups=((*first, *second), *rest)))
+    bench.new_process()
+    step = Step(torch.compile(scores, backend="tuner"))
+    with functorch_config.patch(force_non_lazy_backward_lowering=True):
+        torch.testing.assert_close(step.gradients(), Step(scores).gradients())
+    assert [graph.outcome for graph in tuner.report()["served"]] == ["default", "fallback"]
+
+
+def test_a_training_program_whose_backward_would_be_saved_whatever_becomes_of_it_has_no_plan(bench: Bench, graphs: Known) -> None:
+    settle(bench, graphs, alone(graphs, "backward"))
+    with functorch_config.patch(bundled_autograd_cache=True):
+        trained = train(bench)
+    assert trained.served == []
+    assert trained.counts["default: bundled_training"] == 1
+    torch.testing.assert_close(trained.values, Step(scores).gradients())
 
 
 def test_store_changed_between_forward_and_backward_without_the_remedy(

@@ -180,7 +180,8 @@ def test_what_has_no_uuid_and_changes_code_is_compiled_by_default(bench: Bench, 
 
 def test_asking_for_the_users_handler_makes_none() -> None:
     with inductor_config.patch(inductor_choices_class=Handler):
-        assert type(users_choices()) is Handler
+        assert type(kept := users_choices()) is Handler
+        assert users_choices() is kept, "it may hold state from one graph to the next"
     assert type(users_choices()) is InductorChoices
     assert own_choices_handler() is None
 

@@ -20,12 +20,13 @@ def tuner_backend(gm: Any, example_inputs: Any, mode: str | None = None, options
     mode, options: what they mean to Inductor; a setting that changes code makes another exact-match key. Where this torch lacks
     something that we use, Inductor alone compiles, after one warning.
     """
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
     if trouble := doors.install(sys.modules[doors.MODULE]):
         doors.warn_unsupported(trouble)
     patches = _patches(mode, options)
-    if patches.get("triton.cudagraphs"):
+    if patches.get("triton.cudagraphs", config.triton.cudagraphs):
         _cuda_graphs.set()
     with doors.served():
         return compile_fx(gm, example_inputs, config_patches=patches)

@@ -71,7 +71,7 @@ class Client:
         answer = self._ask(
             lambda timeout_s: _validated_program(ProgramAnswer.from_json(self._daemon("program", query, timeout_s))),
             lambda reader: reader.program(query),
-            lambda reason: ProgramAnswer(False, 0),
+            lambda reason: ProgramAnswer(False, 0, reason=reason),
         )
         self._count("program_hit" if answer.known else "program_miss")
         return answer

@@ -18,6 +18,7 @@ from tuner.compilers.inductor.hooks import (
     CustomSchedulerPass,
     GraphLowering,
     InductorChoices,
+    SubgraphLowering,
     V,
     compile_fx_inner,
     inductor_config,
@@ -38,6 +39,13 @@ class Realised:
     ids: dict[str, str]
     groups: Groups | None = None
     code_key: str | None = None
+    # Whether the plan was in force when a graph was compiled, or answered by Inductor's own cache.
+    in_force: bool = False
+
+
+def _within_a_graph() -> bool:
+    """Whether what is being scheduled is a graph within the one that is compiled: the branch of a condition, a region."""
+    return isinstance(V.graph, SubgraphLowering)
 
 
 class ReadBack(CustomSchedulerPass):
@@ -45,7 +53,8 @@ class ReadBack(CustomSchedulerPass):
 
     What fusion makes is read between the user's own passes, if he has any: `users` runs before leaves are named, or after groups
     are read. Raising here costs a lowering, but no C++ compilation. In the compile caches' key by its uuid alone. eager: the
-    graph is left to eager, which not every graph may be.
+    graph is left to eager, which not every graph may be. A graph within the graph, as of a branch, has a scheduler of its own,
+    after the outer one's: leaves are named and groups read of the outermost alone.
     """
 
     def __init__(
@@ -55,6 +64,8 @@ class ReadBack(CustomSchedulerPass):
         self.users = users
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
+        if _within_a_graph():
+            return nodes if self.users is None else self.users(nodes)
         if not self.after:
             if self.eager:
                 check_left_to_eager(V.graph.graph)
@@ -80,6 +91,7 @@ class ReadBack(CustomSchedulerPass):
 class ForcedGroups(InductorChoices):
     """Fuses two nodes only if all their leaves lie in one wanted group; the compiler's own legality checks stay.
 
+    Of a graph within the graph, whose leaves no plan names, the compiler's or the user's own choice stays.
     Inductor declares these hooks as static methods and calls them on the handler.
     """
 
@@ -96,6 +108,8 @@ class ForcedGroups(InductorChoices):
         return self.tuner_uuid
 
     def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:  # type: ignore[override]
+        if _within_a_graph():
+            return super().can_fuse(scheduler, node1, node2, shared_data_score)
         leaves = [self.tuner_realised.ids.get(leaf.get_name()) for node in (node1, node2) for leaf in node.get_nodes()]
         wanted = {self.tuner_groups.get(leaf, -1) if leaf is not None else -1 for leaf in leaves}
         if len(wanted) != 1 or -1 in wanted:
@@ -105,7 +119,7 @@ class ForcedGroups(InductorChoices):
     def can_fuse_horizontal(  # type: ignore[override]
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
-        if "can_fuse_horizontal" not in self.tuner_asks_first:
+        if "can_fuse_horizontal" not in self.tuner_asks_first and not _within_a_graph():
             return True
         return super().can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
 
@@ -174,6 +188,7 @@ def _in_force(plan: Plan, realised: Realised, expected: Groups | None, dealt: Ma
             config["inductor_choices_class"] = lambda: choices
             stack.enter_context(V.set_choices_handler(choices))
         stack.enter_context(inductor_config.patch(config))
+        realised.in_force = True
         yield
 
 

@@ -15,7 +15,7 @@ from tuner.compilers.inductor.ambient import ambient, cpu_target, cpu_toolchain
 from tuner.compilers.inductor.dispatch import compile_pinned
 from tuner.compilers.inductor.doors import Run
 from tuner.compilers.inductor.hooks import DYNAMO_SIGNALS, compiler_config, missing_hooks
-from tuner.compilers.inductor.pinned import NotPinned, Pinned
+from tuner.compilers.inductor.pinned import NotPinned, Pinned, kept_lazily
 from tuner.compilers.inductor.program import copied, is_training, program_key, program_ranges
 from tuner.compilers.inductor.random_plans import compile_at_random
 from tuner.compilers.inductor.report import reporting
@@ -98,10 +98,12 @@ def _pin(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[...,
         raise UnsupportedGraph("no_graph", f"the program is a {type(gm).__name__}")
     if any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs):
         raise UnsupportedGraph("device", "only the CPU is supported yet")
+    if (training := is_training(gm, example_inputs)) and kept_lazily():
+        raise UnsupportedGraph("bundled_training", "its backward would be saved with it, whatever becomes of the plan")
     key = program_key(gm, example_inputs)
     where = (cpu_target().fields(), cpu_toolchain(), ambient())
     if own := {*option_names(inner), *where[2]["inductor"]}:
         door = Outranking(door, own)
     answer = door.program(Query("program", key, *where))
-    user_tag, training, ranges = compiler_config.cache_key_tag, is_training(example_inputs), program_ranges(gm, example_inputs)
+    user_tag, ranges = compiler_config.cache_key_tag, program_ranges(gm, example_inputs)
     return Pinned(key, answer, where, door, door.source, user_tag, inner, training=training, ranges=ranges)

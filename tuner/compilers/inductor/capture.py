@@ -92,7 +92,7 @@ def graph_forms(
         functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
         inductor_config.patch({**patches, "fx_graph_cache": False}),
     ):
-        native = None if is_training(example_inputs) else native_form(gm, example_inputs)
+        native = None if is_training(gm, example_inputs) else native_form(gm, example_inputs)
         try:
             if not made:
                 trace_graphs(gm, example_inputs, record, config_patches=patches)
@@ -143,7 +143,7 @@ def _recorder(programs: list[Program], without: Sequence[str]) -> Callable[..., 
         programs.append(program)
         # Before anything narrows them.
         ranges = program_ranges(gm, example_inputs)
-        native = None if is_training(example_inputs) else native_form(gm, example_inputs)
+        native = None if is_training(gm, example_inputs) else native_form(gm, example_inputs)
 
         def record(made: fx.GraphModule, inputs_like: Sequence[Any], **kwargs: Any) -> Any:
             place = len(program.graphs)

@@ -15,7 +15,7 @@ from tuner.answer import Bucket
 from tuner.compilers.inductor import events
 from tuner.compilers.inductor.doors import Run
 from tuner.compilers.inductor.hooks import V, inductor_config
-from tuner.compilers.inductor.pinned import Pinned
+from tuner.compilers.inductor.pinned import Pinned, is_kept
 from tuner.compilers.inductor.program import copied, program_symbols
 
 # Position of an input of the program, and the axis that has the size; None where the input is the size itself.
@@ -35,7 +35,7 @@ def compile_pinned(pinned: Pinned, gm: fx.GraphModule, example_inputs: Sequence[
 
 def _may_dispatch() -> bool:
     """Whether what is compiled is called by this process: not by AOTInductor or standalone_compile, which make one artifact."""
-    return V.aot_compilation is not True and inductor_config.triton.autotune_at_compile_time is not True
+    return not is_kept() and V.aot_compilation is not True and inductor_config.triton.autotune_at_compile_time is not True
 
 
 def _place(gm: fx.GraphModule, example_inputs: Sequence[Any], symbol: str) -> Place | None:

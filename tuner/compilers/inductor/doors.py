@@ -67,7 +67,12 @@ def disable() -> None:
 
 
 def _install_or_warn(module: ModuleType) -> None:
-    if trouble := install(module):
+    # The client's border: this is called within somebody's import of torch.
+    try:
+        trouble: object = install(module)
+    except Exception as error:
+        trouble = error
+    if trouble:
         warn_unsupported(trouble)
 
 
@@ -119,7 +124,10 @@ def _trouble(module: ModuleType, name: str) -> str:
     original = getattr(module, name, None)
     if original is None:
         return f"{MODULE}.{name} is missing"
-    parameters = inspect.signature(original).parameters
+    try:
+        parameters = inspect.signature(original).parameters
+    except (TypeError, ValueError):  # what is callable without a signature
+        return f"{MODULE}.{name} does not say what it takes"
     # What somebody else has put there may take whatever comes.
     kinds = {parameter.kind for parameter in parameters.values()}
     passes_on = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= kinds
@@ -129,25 +137,25 @@ def _trouble(module: ModuleType, name: str) -> str:
 def _program_door(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile_fx_main(
-        model_: Any, example_inputs_: Any, inner_compile: Callable[..., Any], ignore_shape_env: bool, **more: Any
+        model_: Any, example_inputs_: Any, inner_compile: Callable[..., Any], ignore_shape_env: bool, *rest: Any, **more: Any
     ) -> Any:
-        caller = _caller.get()
-        if not (_enabled.is_set() if caller is None else caller):
-            return original(model_, example_inputs_, inner_compile, ignore_shape_env, **more)
-
         def run(gm: Any, inputs: Any, inner: Callable[..., Any], decompositions: Callable[[], Any] | None) -> Any:
             changed = more if decompositions is None else {**more, "get_decomp_fn": decompositions}
-            return original(gm, inputs, inner, ignore_shape_env, **changed)
+            return original(gm, inputs, inner, ignore_shape_env, *rest, **changed)
 
-        program = _compile_program()
-        # What is compiled further within has a caller of its own.
-        token = _caller.set(None)
+        caller = _caller.get()
+        # Nothing but names may be given to what is known: where more is, the decompositions may be among it.
+        served = (_enabled.is_set() if caller is None else caller) and not rest
+        program = _compile_program() if served else None
+        # What is compiled further within has a caller of its own, and what is in force for a graph around it is none of its own.
+        tokens = _caller.set(None if served else caller), _within.set(None)
         try:
             if program is None:
                 return run(model_, example_inputs_, inner_compile, None)
             return program(model_, example_inputs_, inner_compile, run)
         finally:
-            _caller.reset(token)
+            _caller.reset(tokens[0])
+            _within.reset(tokens[1])
 
     return compile_fx_main
 
@@ -170,9 +178,10 @@ def _graph_door(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _compile_program() -> Any:
+    # The client's border: in a torch that we do not know, loading our own modules may fail in any way.
     try:
         from tuner.compilers.inductor.backend import compile_program
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
         warn_unsupported(error)
         return None
     return compile_program

@@ -20,7 +20,7 @@ from torch._inductor.compile_fx import _recursive_joint_graph_passes as joint_gr
 from torch._inductor.compile_fx import compile_fx as _compile_fx
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.graph import GraphLowering
+from torch._inductor.graph import GraphLowering, SubgraphLowering
 from torch._inductor.lowering import fallbacks, get_layout_constraint_tag, lowerings, make_fallback, tag_to_layout_constraint
 from torch._inductor.runtime.runtime_utils import cache_dir
 from torch._inductor.virtualized import V
@@ -33,11 +33,17 @@ try:
 except ImportError:  # torch < 2.13: without it the compile caches' key cannot carry a plan, and `missing_hooks` says so
     CustomSchedulerPass = object  # type: ignore[assignment, misc]
 
+try:
+    from torch._functorch._aot_autograd.autograd_cache import should_bundle_autograd_cache
+except ImportError:  # without it nobody knows whether an entry may be kept from AOTAutograd's cache, and `missing_hooks` says so
+    should_bundle_autograd_cache = None  # type: ignore[assignment]
+
 __all__ = [
     "DYNAMO_SIGNALS",
     "CustomSchedulerPass",
     "GraphLowering",
     "InductorChoices",
+    "SubgraphLowering",
     "V",
     "cache_dir",
     "compile_fx",
@@ -54,6 +60,7 @@ __all__ = [
     "missing_hooks",
     "own_choices_handler",
     "select_decomp_table",
+    "should_bundle_autograd_cache",
     "tag_to_layout_constraint",
     "trace_structured",
 ]
@@ -90,6 +97,9 @@ def missing_hooks() -> list[str]:
         "config._pre_fusion_custom_pass": hasattr(inductor_config, "_pre_fusion_custom_pass"),
         "config._post_fusion_custom_pass": hasattr(inductor_config, "_post_fusion_custom_pass"),
         "torch.compiler.config.cache_key_tag": hasattr(compiler_config, "cache_key_tag"),
+        "torch._functorch.config.bundled_autograd_cache": hasattr(functorch_config, "bundled_autograd_cache"),
+        "torch._functorch.config.force_non_lazy_backward_lowering": hasattr(functorch_config, "force_non_lazy_backward_lowering"),
+        "should_bundle_autograd_cache": callable(should_bundle_autograd_cache),
         "torch._inductor.virtualized.threadlocal": hasattr(virtualized, "threadlocal"),
         "torch._inductor.virtualized._choices": hasattr(getattr(virtualized, "_choices", None), "_key"),
     }

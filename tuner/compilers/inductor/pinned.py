@@ -19,7 +19,12 @@ from tuner.compilers.inductor.apply import APPLY_VERSION, Realised, applied
 from tuner.compilers.inductor.capture import form_of
 from tuner.compilers.inductor.decompose import TableWithout, late_decompose, register_native
 from tuner.compilers.inductor.doors import Run
-from tuner.compilers.inductor.hooks import compiler_config, functorch_config, inductor_config
+from tuner.compilers.inductor.hooks import (
+    compiler_config,
+    functorch_config,
+    inductor_config,
+    should_bundle_autograd_cache,
+)
 from tuner.compilers.inductor.program import copied
 from tuner.compilers.inductor.trace import trace
 from tuner.errors import PlanNotRealised, PlanRefused, UnsupportedGraph, find_cause
@@ -32,7 +37,8 @@ from tuner.workload.symbols import Ranges
 
 # Where the graphs of a program are known from, before it is compiled.
 RECORD, MEMO, NOWHERE = "record", "memo", "nowhere"
-NO_STORE = Answer(Plan(), "default", 0, "no store, or an empty one")
+NO_STORE = "no store, or an empty one"
+NOT_INDUCTORS_STEP = "the caller's inner step does not pass Inductor's, so that the plan was not in force"
 
 
 class NotPinned(Exception):
@@ -46,7 +52,7 @@ class Found:
 
     lasting: whether AOTAutograd's cache may keep the program for what this graph is compiled to. It may not where the next
     process could be told otherwise under the same key: where a plan is in use that the program's tag does not name, or where
-    nobody could be asked.
+    the look-up of this graph alone failed, or saw another generation of the store than the program's.
     """
 
     key: str
@@ -100,7 +106,7 @@ class Pinned:
             return answer, RECORD
         keys = memo.remembered(self.query.exact_key)
         queries = [Query("graph", key, *self.where) for key in keys]
-        ask = self.door.lookup if answer.generation else lambda _: NO_STORE
+        ask = self.door.lookup if answer.generation else lambda _: _nothing_known(answer)
         answers = {query.exact_key: ask(query) for query in queries}
         if not answers or any(one.generation != answer.generation for one in answers.values()):
             return answer, NOWHERE
@@ -219,17 +225,29 @@ class Pinned:
             reason = str(refused) if refused else reason
             events.swallowed(reason, error)
             self._record(found, "fallback", reason)
-            if _is_kept():
-                raise NotPinned(reason) from error
+            self._check_not_kept(reason, error)
             return _unsaved(self._keeping(gm, example_inputs, (), kwargs))
+        if not realised.in_force and not plan.is_default:
+            self._record(found, "default", NOT_INDUCTORS_STEP)
+            self._check_not_kept(NOT_INDUCTORS_STEP)
+            return _unsaved(compiled)
         self._record(found, "default" if plan.is_default else "served", found.reason, realised)
         return compiled if found.lasting else _unsaved(compiled)
+
+    def _check_not_kept(self, reason: str, error: Exception | None = None) -> None:
+        """Raises NotPinned where what was compiled without the plan would be kept as the plan's, while the program's step lasts.
+
+        A backward that is compiled after it must not fail: nobody could compile the program again. See `kept_lazily`.
+        """
+        if is_kept() and not self._returned:
+            raise NotPinned(reason) from error
 
     def _settings(self) -> contextlib.AbstractContextManager[Any]:
         """The settings of the program step: torch keeps them by thread, and the plan was looked up under them."""
         here = settings_in_force()
-        missing = {name: value for name, value in self.settings.items() if name not in here or here[name] != value}
-        return inductor_config.patch(missing) if missing else contextlib.nullcontext()
+        wanted = {name: value for name, value in self.settings.items() if name not in here or here[name] != value}
+        wanted |= {name: inductor_config._config[name].default for name in here if name not in self.settings}
+        return inductor_config.patch(wanted) if wanted else contextlib.nullcontext()
 
     def _keeping(self, gm: fx.GraphModule, example_inputs: Sequence[Any], native: Sequence[str], kwargs: dict[str, Any]) -> Any:
         """Inductor's inner step with only `native` left undecomposed."""
@@ -260,7 +278,8 @@ class Pinned:
         if self.answer.known:
             return Found(key, phase, None, "the program's record does not name this graph")
         if self.answer.generation == 0:
-            return Found(key, phase, NO_STORE, NO_STORE.reason)
+            nothing = _nothing_known(self.answer)
+            return Found(key, phase, nothing, nothing.reason)
         return self._look_up(query, phase)
 
     def _look_up(self, query: Query, phase: str) -> Found:
@@ -272,7 +291,7 @@ class Pinned:
         if answer.plan.native:
             reason = "the winner keeps ops native, which needs the program's record: sweep this program"
             return Found(key, phase, None, reason, lasting=self.training)
-        if not answer.plan.is_default and _is_kept():
+        if not answer.plan.is_default and is_kept():
             return Found(
                 key, phase, None, "the artifact that is being made would be kept under a key that does not name the plan"
             )
@@ -308,13 +327,29 @@ class Pinned:
         trace("tuner_graph", asdict(served))
 
 
-def _is_kept() -> bool:
-    """Whether somebody keeps the artifact that is being made, `standalone_compile` say: then it has to be in the caches."""
-    return bool(functorch_config.bundled_autograd_cache or functorch_config.force_non_lazy_backward_lowering)
+def _nothing_known(answer: ProgramAnswer) -> Answer:
+    """The answer for a graph of a program for which there was nothing to ask."""
+    return Answer(Plan(), "default", 0, answer.reason or NO_STORE)
+
+
+def is_kept() -> bool:
+    """Whether somebody keeps the artifact that is being made, `standalone_compile` say: then it has to be in the caches.
+
+    What is bundled AOTAutograd saves whatever the inner step says of it.
+    """
+    return bool(should_bundle_autograd_cache() or functorch_config.force_non_lazy_backward_lowering)
+
+
+def kept_lazily() -> bool:
+    """Whether a backward would be compiled after its program's step and saved whatever becomes of its plan.
+
+    There nobody could compile the program again by default, nor keep a default from being saved under the plan's key.
+    """
+    return bool(should_bundle_autograd_cache() and not functorch_config.force_non_lazy_backward_lowering)
 
 
 def _unsaved(compiled: Any) -> Any:
     """`compiled`, over which AOTAutograd's cache saves no entry: it refers to inner ones by this key. Its own entry stays."""
-    if not _is_kept() and getattr(compiled, "_fx_graph_cache_key", None) is not None:
+    if not is_kept() and getattr(compiled, "_fx_graph_cache_key", None) is not None:
         compiled._fx_graph_cache_key = None
     return compiled

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tuner.canonical import digest
+from tuner.errors import UnsupportedGraph
 from tuner.workload.fx import encode, tensor_meta
 from tuner.workload.opaque import (
     collective_arguments,
@@ -24,6 +25,9 @@ from tuner.workload.opaque import (
 )
 from tuner.workload.symbols import Ranges, SymbolicNumber, Symbols, expression_of, sizes_in
 
+# What every module has, its parameters and modules among it.
+_OF_ANY_MODULE = frozenset(vars(torch.nn.Module()))
+
 
 def program_key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
     """Key of a Dynamo graph under this thread's gradient and autocast modes. Raises UnsupportedGraph for what cannot be keyed.
@@ -34,7 +38,7 @@ def program_key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
     symbols = Symbols(lambda: values)
     inputs = [_input(value, symbols) for value in values]
     rows = _rows(gm, symbols)
-    training = is_training(example_inputs)
+    training = is_training(gm, example_inputs)
     modes: dict[str, Any] = {
         "training": training,
         "autocast": str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None,
@@ -42,6 +46,8 @@ def program_key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
     }
     if training:
         modes["gradients"] = [i for i, value in enumerate(example_inputs) if getattr(value, "requires_grad", False)]
+        if held := [name for name, value in _held_tensors(gm) if value.requires_grad]:
+            modes["gradients_of"] = held
     bounds = [[symbol.low, symbol.high] for symbol in symbols.declared()]
     return digest("program", {"rows": rows, "inputs": inputs, "modes": modes, "symbols": bounds})
 
@@ -86,9 +92,16 @@ def program_ranges(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Ranges:
     return {} if environment is None else dict(environment.var_to_range)
 
 
-def is_training(example_inputs: Sequence[Any]) -> bool:
-    """Whether AOTAutograd will make a forward and a backward graph of it."""
-    return torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs)
+def is_training(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether AOTAutograd will make a forward and a backward graph of it: of the tensors that it holds as of its inputs."""
+    if not torch.is_grad_enabled():
+        return False
+    tensors = [*example_inputs, *(value for _, value in _held_tensors(gm))]
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in tensors)
+
+
+def _held_tensors(gm: fx.GraphModule) -> list[tuple[str, torch.Tensor]]:
+    return sorted([*gm.named_parameters(), *gm.named_buffers()], key=lambda pair: pair[0])
 
 
 def _input(value: Any, symbols: Symbols) -> Any:
@@ -133,8 +146,31 @@ def _held(value: Any, symbols: Symbols) -> Any:
         return {"graph": hashed(_rows(value, symbols))}
     if isinstance(value, torch.nn.Module):
         state = [[name, tensor_meta(tensor)] for name, tensor in sorted(value.state_dict(keep_vars=True).items())]
-        return {"module": [kind_of(value), value.training, state]}
+        modules = [[name, kind_of(module), module.training, _attributes(module)] for name, module in value.named_modules()]
+        return {"module": [modules, state]}
     return {"object": kind_of(value)}
+
+
+def _attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """What a module that is called as it is was made with: numbers, texts and the like. Raises UnsupportedGraph for the rest."""
+    found = {}
+    for name, value in sorted(vars(module).items()):
+        if name in _OF_ANY_MODULE:
+            if "hooks" in name and "state_dict" not in name and value:
+                raise UnsupportedGraph("module_with_hooks", f"a {type(module).__name__} that the program calls has hooks")
+        else:
+            found[name] = _attribute(module, value)
+    return found
+
+
+def _attribute(module: torch.nn.Module, value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return encode(value, {}, "an attribute")
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value)
+    if isinstance(value, list | tuple | torch.Size):
+        return [_attribute(module, one) for one in value]
+    raise UnsupportedGraph("module_attribute", f"a {type(module).__name__} that the program calls holds a {type(value).__name__}")
 
 
 def _arguments(node: fx.Node, index: dict[fx.Node, int], symbols: Symbols) -> tuple[Any, Any]:

@@ -81,7 +81,7 @@ def compile_at_random(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: 
         return run(gm, example_inputs, inner, None)
     program = _outline(gm)
     draw = random.Random(f"{seed}/{program}")
-    training = is_training(example_inputs)
+    training = is_training(gm, example_inputs)
     left = tuple(op for op in sorted(NATIVE_OPS) if not training or draw.random() < NATIVE) if draw.random() < 0.5 else ()
     tag = "-".join(filter(None, [compiler_config.cache_key_tag, f"tuner-{APPLY_VERSION}-random-{DRAW_VERSION}-{seed}"]))
     randomly = _Randomly(seed, program, left, tag, inner)

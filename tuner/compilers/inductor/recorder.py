@@ -188,7 +188,7 @@ class Recording:
         try:
             # Before anything narrows them.
             ranges = program_ranges(gm, example_inputs)
-            native = None if is_training(example_inputs) else native_form(gm, example_inputs)
+            native = None if is_training(gm, example_inputs) else native_form(gm, example_inputs)
             with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
                 return run(gm, example_inputs, inner)
         except DYNAMO_SIGNALS:

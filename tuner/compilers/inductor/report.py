@@ -30,6 +30,8 @@ from tuner.workload.seen import seen_in_all
 # Seconds that a process may spend on reports, all together: a trace or two of each program, a look at its inputs, the sending.
 # Past them nothing is begun; what is under way then comes to its end.
 BUDGET_S = 2.0
+# Nodes of a training program that is traced again, forward and backward, at a warm start: a trace cannot be cut short.
+TRAINING_NODES_LIMIT = 400
 
 _spent_s = 0.0
 _lock = threading.Lock()
@@ -85,6 +87,8 @@ def _pending(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: dict[st
         raise UnsupportedGraph("too_large", f"the program has more than {NODES_LIMIT} nodes")
     if pinned.training and pinned.graphs:
         return _Pending(pinned, pinned.graphs)
+    if pinned.training and len(gm.graph.nodes) > TRAINING_NODES_LIMIT:
+        raise UnsupportedGraph("too_large", "the program was answered by the compile caches, and would take long to trace again")
     graphs = graph_forms(gm, example_inputs, patches, pinned.graphs)
     if pinned.cached:
         memo.remember(pinned.query.exact_key, [graph.key for graph in graphs])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from tuner.settings import Settings
 from tuner.target import Query
 from tuner.workload.miss_report import MissReport
 
+# Of each thread, the handler of the user's that was made last, and of which class.
+_kept = threading.local()
 # Wrappers around an inner step that are looked into.
 MAX_WRAPPERS = 64
 
@@ -48,7 +51,13 @@ def users_choices() -> InductorChoices:
     if handler is not None and type(handler) is not InductorChoices:
         return handler
     made = inductor_config.inductor_choices_class
-    return made() if made is not None else InductorChoices()
+    if made is None:
+        return InductorChoices()
+    # As Inductor does, which keeps the first: a handler may hold state from one graph to the next.
+    if getattr(_kept, "made", None) is not made:
+        _kept.made, _kept.handler = made, made()
+    handler = _kept.handler
+    return handler
 
 
 def uuid_of(name: str, hook: Any) -> str:
