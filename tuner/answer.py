@@ -139,7 +139,7 @@ class ProgramAnswer:
     graph_keys: tuple[str, ...] = ()
     native_table: tuple[str, ...] = ()
     dispatch: tuple[Bucket, ...] = ()
-    reason: str = ""
+    reason: str = field(default="", compare=False)
 
     @property
     def settled(self) -> bool:
