@@ -138,7 +138,7 @@ def test_where_tuner_is_switched_off_nothing_is_drawn(drawn: Any, monkeypatch: p
 def test_a_leaf_is_dealt_into_the_same_group_every_time() -> None:
     leaves = [f"{i}:16x16|:ComputedBuffer.Pointwise:0" for i in range(40)]
     deal = Dealt("a", 3)
-    assert {deal.get(leaf) for leaf in leaves} == {0, 1, 2}
-    assert [deal[leaf] for leaf in leaves] == [Dealt("a", 3)[leaf] for leaf in leaves]
-    assert [deal[leaf] for leaf in leaves] != [Dealt("b", 3)[leaf] for leaf in leaves]
-    assert {Dealt("a", 1)[leaf] for leaf in leaves} == {0}
+    assert {deal(leaf) for leaf in leaves} == {0, 1, 2}
+    assert [deal(leaf) for leaf in leaves] == [Dealt("a", 3)(leaf) for leaf in leaves]
+    assert [deal(leaf) for leaf in leaves] != [Dealt("b", 3)(leaf) for leaf in leaves]
+    assert {Dealt("a", 1)(leaf) for leaf in leaves} == {0}

@@ -108,7 +108,7 @@ def test_a_handler_over_the_users_leaves_him_every_other_choice_and_his_state() 
     assert made.uuid() == "ours"
     made.asked += 3
     assert mine.asked == 3
-    assert "tuner_groups" not in vars(mine)
+    assert "tuner_group_of" not in vars(mine)
     assert type(forced_groups((("a",),), Realised({}), "ours", InductorChoices())) is ForcedGroups
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,10 @@ from tuner.plan import Groups, Plan
 
 # Changes when the way plans are applied changes: it is in the compile caches' key.
 APPLY_VERSION = 1
+# From a leaf's id to the number of its group; its repr says which function it is.
+GroupOf = Callable[[str], int]
+# What fuses with nothing.
+NO_GROUP = -1
 
 
 @dataclass
@@ -95,14 +99,14 @@ class ForcedGroups(InductorChoices):
     Inductor declares these hooks as static methods and calls them on the handler.
     """
 
-    tuner_groups: Mapping[str, int]
+    tuner_group_of: GroupOf
     tuner_realised: Realised
     tuner_uuid: str
     # Whether the class after this one, in the order of inheritance, has the method of its own: the user's veto stays a veto.
     tuner_asks_first: Set[str] = frozenset()
 
-    def __init__(self, groups: Groups | Mapping[str, int], realised: Realised, uuid: str):
-        self.tuner_groups, self.tuner_realised, self.tuner_uuid = _group_of(groups), realised, uuid
+    def __init__(self, groups: Groups | GroupOf, realised: Realised, uuid: str):
+        self.tuner_group_of, self.tuner_realised, self.tuner_uuid = _group_of(groups), realised, uuid
 
     def uuid(self) -> str:
         return self.tuner_uuid
@@ -111,8 +115,8 @@ class ForcedGroups(InductorChoices):
         if _within_a_graph():
             return super().can_fuse(scheduler, node1, node2, shared_data_score)
         leaves = [self.tuner_realised.ids.get(leaf.get_name()) for node in (node1, node2) for leaf in node.get_nodes()]
-        wanted = {self.tuner_groups.get(leaf, -1) if leaf is not None else -1 for leaf in leaves}
-        if len(wanted) != 1 or -1 in wanted:
+        wanted = {NO_GROUP if leaf is None else self.tuner_group_of(leaf) for leaf in leaves}
+        if len(wanted) != 1 or NO_GROUP in wanted:
             return False
         return "can_fuse" not in self.tuner_asks_first or super().can_fuse(scheduler, node1, node2, shared_data_score)
 
@@ -124,7 +128,7 @@ class ForcedGroups(InductorChoices):
         return super().can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
 
 
-def forced_groups(groups: Groups | Mapping[str, int], realised: Realised, uuid: str, users: InductorChoices) -> ForcedGroups:
+def forced_groups(groups: Groups | GroupOf, realised: Realised, uuid: str, users: InductorChoices) -> ForcedGroups:
     """The handler for `groups`, a partition or the group of each leaf.
 
     It leaves every other choice to the user's handler, of which it shares the state.
@@ -134,7 +138,8 @@ def forced_groups(groups: Groups | Mapping[str, int], realised: Realised, uuid: 
         return ForcedGroups(groups, realised, uuid)
     own = {name for name in ("can_fuse", "can_fuse_horizontal") if getattr(kind, name) is not getattr(InductorChoices, name)}
     state = {
-        "tuner_groups": _group_of(groups),
+        # A function in a class would be called as a method.
+        "tuner_group_of": staticmethod(_group_of(groups)),
         "tuner_realised": realised,
         "tuner_uuid": uuid,
         "tuner_asks_first": own,
@@ -144,16 +149,15 @@ def forced_groups(groups: Groups | Mapping[str, int], realised: Realised, uuid: 
     return made
 
 
-def _group_of(groups: Groups | Mapping[str, int]) -> Mapping[str, int]:
-    if isinstance(groups, Mapping):
+def _group_of(groups: Groups | GroupOf) -> GroupOf:
+    if callable(groups):
         return groups
-    return {leaf: i for i, group in enumerate(groups) for leaf in group}
+    by_leaf = {leaf: i for i, group in enumerate(groups) for leaf in group}
+    return lambda leaf: by_leaf.get(leaf, NO_GROUP)
 
 
 @contextlib.contextmanager
-def applied(
-    plan: Plan, realised: Realised, expected: Groups | None = None, dealt: Mapping[str, int] | None = None
-) -> Iterator[None]:
+def applied(plan: Plan, realised: Realised, expected: Groups | None = None, dealt: GroupOf | None = None) -> Iterator[None]:
     """The graph that Inductor compiles in this context and thread is compiled as `plan` wants it, whatever inner step is around.
 
     Native ops are decided before the graph is made. dealt: the group of each leaf by its id, in place of the plan's groups.
@@ -163,7 +167,7 @@ def applied(
 
 
 @contextlib.contextmanager
-def _in_force(plan: Plan, realised: Realised, expected: Groups | None, dealt: Mapping[str, int] | None = None) -> Iterator[None]:
+def _in_force(plan: Plan, realised: Realised, expected: Groups | None, dealt: GroupOf | None = None) -> Iterator[None]:
     """The plan's settings and hooks, around the user's.
 
     Three things go together, for each alone leaves a stale or a poisoned compile cache behind: the choices handler is set both

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,20 +43,14 @@ Inner = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Dealt(Mapping[str, int]):
-    """The group of each leaf, by its id: dealt out as leaves appear, the same every time. count: number of groups."""
+class Dealt:
+    """Gives the group of each leaf, by its id: dealt out as leaves appear, the same every time. count: number of groups."""
 
     seed: str
     count: int
 
-    def __getitem__(self, leaf: str) -> int:
+    def __call__(self, leaf: str) -> int:
         return random.Random(f"{self.seed}/{leaf}").randrange(self.count)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return self.count
 
 
 @dataclass(frozen=True)
