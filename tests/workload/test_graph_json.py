@@ -210,6 +210,7 @@ def test_a_graph_can_be_hashed_and_compared():
         pytest.param(lambda good: {**good, "schema": 2}, id="newer schema"),
         pytest.param(lambda good: {name: value for name, value in good.items() if name != "data"}, id="no data"),
         pytest.param(lambda good: {**good, "nodes": [["input"]]}, id="short node"),
+        pytest.param(lambda good: {**good, "user_visible": [float("inf")]}, id="infinite place"),
         pytest.param(lambda good: {**good, "nodes": None}, id="no nodes"),
         pytest.param(lambda good: {**good, "data": [[1, 2]]}, id="short data"),
         pytest.param(lambda good: {**good, "native_form": {}}, id="broken native form"),

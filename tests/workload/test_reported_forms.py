@@ -94,7 +94,23 @@ def test_a_symbol_out_of_its_bounds_is_refused(symbol):
         taken(replace(symbolic(), symbols=(symbol,)))
 
 
-JUNK: list[Any] = [None, -1, 2**80, 1.5, "s9", "Pow(s0,64)", "x" * 5000, [], {}, [[]], {"sym": "s0+"}, {"node": 99}, True, "\x00"]
+JUNK: list[Any] = [
+    None,
+    -1,
+    2**80,
+    1.5,
+    "s9",
+    "Pow(s0,64)",
+    "x" * 5000,
+    [],
+    {},
+    [[]],
+    {"sym": "s0+"},
+    {"node": 99},
+    True,
+    "\x00",
+    float("inf"),
+]
 
 
 def test_a_report_with_anything_replaced_is_taken_or_refused_and_nothing_else():

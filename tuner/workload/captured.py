@@ -87,7 +87,7 @@ class CapturedProgram:
                 raise ValueError("it is about no program")
             graphs = tuple(map(CapturedGraph.from_json, data["graphs"]))
             return CapturedProgram(query, graphs, {str(reason): str(words) for reason, words in data["left_out"].items()})
-        except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"it is malformed: {type(error).__name__}") from error
 
     def graph_queries(self) -> tuple[Query, ...]:

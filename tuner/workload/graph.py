@@ -275,5 +275,5 @@ class Graph:
                 yields=yields,
                 symbols=tuple(Symbol.from_json(row) for row in data.get("symbols", ())),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise SpecError(f"a stored graph is malformed: {error!r}") from error

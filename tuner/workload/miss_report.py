@@ -74,7 +74,7 @@ class MissReport:
             if not isinstance(rows, list) or not 1 <= len(rows) <= GRAPHS_LIMIT:
                 raise ValueError(f"it holds not 1 to {GRAPHS_LIMIT} graphs")
             return MissReport(program, tuple(_graph(row) for row in rows))
-        except (TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"it is malformed: {type(error).__name__}") from error
 
 
