@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,20 @@ def test_a_veto_is_of_the_choice_as_well(reader, path):
         store.record_program_final(program_final(plans=plans))
     found = reader.program(program())
     assert (found.native_table, found.plans_digest, [one.plan for one in found.answers.values()]) == ((), "", [Plan()])
+
+
+def test_plans_that_are_vetoed_without_the_buckets_are_not_served_to_those_who_cannot_dispatch(reader, path):
+    won = winner(query("a"), KNOB)
+    dispatch = (Bucket("s0", 8, ((query("a").exact_key, KNOB, GROUPS),)), Bucket("s0", None))
+    with SqliteStore(path) as store:
+        store.add_program(program(), [query("a")], "m:f")
+        store.record_winner(won)
+        store.record_program_final(program_final(won))
+        store.record_program_choice(program(), dispatch=dispatch)
+    found = reader.program(program())
+    assert found.dispatch == dispatch
+    assert replace(found, dispatch=()).plans_digest == ""
+    assert [one.plan for one in found.of_bucket(dispatch[0]).answers.values()] == [KNOB]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ class StoreReader:
         """What is known of a program: one answer for each of its graphs, by exact-match key, in order, and its own choice.
 
         Where the whole callable lost under exactly what is in force, each plan gives way to the default, and so does the choice.
+        Where it lost with one plan for all sizes, those do, for whoever cannot dispatch; the buckets stay.
         """
         with self._transaction() as connection:
             generation = _generation(connection) if connection else 0
@@ -76,11 +77,14 @@ class StoreReader:
             if connection is None or not found.graphs:
                 self.outcomes["program_miss"] += 1
                 return ProgramAnswer(False, generation)
-            reason = _veto(connection, query.exact_key, found.digest)
+            reason = alone = _veto(connection, query.exact_key, found.digest)
+            if reason is None and found.choice.dispatch:
+                alone = _veto(connection, query.exact_key, found.without_dispatch.digest)
         graphs, choice = found.graphs, found.choice
-        if reason is not None:
-            vetoed = "vetoed", Answer(Plan(), "exact", generation, reason)
+        if alone is not None:
+            vetoed = "vetoed", Answer(Plan(), "exact", generation, alone)
             graphs = {key: pair if pair[1].plan.is_default else vetoed for key, pair in graphs.items()}
+        if reason is not None:
             choice = ProgramChoice()
         self.outcomes.update(["program_hit", *(outcome for outcome, _ in graphs.values()), *found.outcomes])
         answers = {key: one for key, (_, one) in graphs.items()}
@@ -164,6 +168,10 @@ class _Program:
     def digest(self) -> str:
         plans = {key: (answer.plan, answer.groups) for key, (_, answer) in self.graphs.items()}
         return digest_of_plans(plans, self.choice.native_table, self.choice.dispatch)
+
+    @property
+    def without_dispatch(self) -> _Program:
+        return replace(self, choice=replace(self.choice, dispatch=()))
 
 
 NOTHING = _Program()
