@@ -165,6 +165,10 @@ class Store(Protocol):
         """The latest choice for a program and its generation. Raises StoreError."""
         ...
 
+    def choice_evidence(self, exact_key: str) -> Mapping[str, Any] | None:
+        """What the latest choice for a program rests on; None where there is none that validates. Raises StoreError."""
+        ...
+
     def generation(self) -> int:
         """How often answers have changed; 0 for a new store. Raises StoreError."""
         ...

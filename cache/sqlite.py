@@ -217,11 +217,24 @@ class SqliteStore:
             return generation
 
     def program_choice(self, exact_key: str) -> tuple[ProgramChoice, int] | None:
+        found = self._choice(exact_key)
+        return None if found is None else found[:2]
+
+    def choice_evidence(self, exact_key: str) -> Mapping[str, Any] | None:
+        found = self._choice(exact_key)
+        return None if found is None else found[2]
+
+    def _choice(self, exact_key: str) -> tuple[ProgramChoice, int, dict[str, Any]] | None:
         with self._errors() as connection:
             if schema_of(connection) < 3:
                 return None
         rows = self._read("SELECT * FROM program_choices WHERE exact_key = ? ORDER BY generation DESC LIMIT 1", exact_key)
-        found = self._valid(rows, lambda row: (program_choice_of(row), row["generation"]), "program choice")
+
+        def rebuilt(row: sqlite3.Row) -> tuple[ProgramChoice, int, dict[str, Any]]:
+            evidence = json.loads(row["evidence"])
+            return program_choice_of(row), row["generation"], evidence if isinstance(evidence, dict) else {}
+
+        found = self._valid(rows, rebuilt, "program choice")
         return found[0] if found else None
 
     # the store itself

@@ -365,8 +365,10 @@ def test_a_choice_for_a_program_comes_back_as_it_was_with_its_generation_and_rep
     assert store.program_choice(program().exact_key) is None
     assert store.record_program_choice(program(), NATIVE.native, evidence={"processes": 3}, provenance={"host": "h"}) == 1
     assert store.program_choice(program().exact_key) == (ProgramChoice(NATIVE.native), 1)
+    assert store.choice_evidence(program().exact_key) == {"processes": 3}
     assert store.record_program_choice(program(), dispatch=BUCKETS) == 2
     assert store.program_choice(program().exact_key) == (ProgramChoice(dispatch=BUCKETS), 2)
+    assert store.choice_evidence(program().exact_key) == {}, "of the latest"
     assert store.record_program_choice(program()) == 3
     assert store.program_choice(program().exact_key) == (ProgramChoice(), 3)
     assert store.program_choice(program(ambient={"threads": 2}).exact_key) is None

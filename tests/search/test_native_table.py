@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import CONDITIONS, EFFORT, GELU, POLICY, A, Script, Told, noisy, resolved
+from scripted import CONDITIONS, EFFORT, GELU, POLICY, SILU, A, Script, Told, noisy, resolved
 from stored import program, query, winner
 
 from tuner.cache.sqlite import SqliteStore
-from tuner.errors import DeviceBusy, WorkerDied
+from tuner.errors import DeviceBusy, UnsupportedGraph, WorkerDied
 from tuner.lookup.reader import StoreReader
 from tuner.plan import Plan
-from tuner.search.native_table import TableSearch, choose_table, wants_table, withdraw_table
+from tuner.search.native_table import TableSearch, choose_table, wants_table, withdraw_choices
 from tuner.search.whole import plans_of
 from tuner.search.workloads import Resolved
-from tuner.workload.graph import Graph, Node
+from tuner.workload.graph import Graph, Node, Symbol
 
 NORM = "aten.native_layer_norm.default"
 SPEC = "made.py:step"
@@ -36,7 +36,8 @@ def graphs() -> list[Resolved]:
 class Processes:
     """All measuring processes of a test. kinds: those that the step holds, with the time of a step, where all else takes 1 ms.
 
-    verdicts: what differs in the answer to trying a kind; later: time of the choice in a final's process, by its number.
+    verdicts: what differs in the answer to trying a kind; "raise when timed": what is raised when it is timed. later: time of the
+    choice in a final's process, by its number.
     """
 
     def __init__(
@@ -95,6 +96,10 @@ class TableWorker:
         return told
 
     def _time(self, request: Told) -> Told:
+        for kind in request["keys"]:
+            if error := self.processes.verdicts.get(kind, {}).get("raise when timed"):
+                self.alive = False
+                raise error
         times = {"default": 1.0, "planned": 1.0, **self.processes.kinds, "chosen": self.processes.later(self.processes.finals)}
         self.processes.finals += "chosen" in request["keys"]
         samples = {name: noisy(times[name], request["samples"]) for name in ("default", *request["keys"])}
@@ -150,6 +155,10 @@ def test_what_is_served_has_been_judged_as_such(choose, store: SqliteStore) -> N
     found = store.program_final(program(SPEC).exact_key, plans_of(graphs(), {won.query.exact_key: won}, (NORM,)))
     assert found is not None
     assert (found[0].verdict, found[0].speedup) == ("confirmed", pytest.approx(1 / 0.8))
+    evidence = found[0].evidence
+    assert (evidence["native_table"], evidence["processes"]) == ([NORM], EFFORT.looks[0])
+    assert (evidence["samples_per_process"], evidence["conditions"][0]) == (EFFORT.final_samples, CONDITIONS["conditions"])
+    assert evidence["speedup_by_process"] == [pytest.approx(1 / 0.8)] * EFFORT.looks[0]
 
 
 @pytest.mark.parametrize(
@@ -170,8 +179,8 @@ def test_what_does_not_pay_is_settled_as_such(choose, store: SqliteStore, proces
     choice = store.program_choice(program(SPEC).exact_key)
     assert choice is not None
     assert choice[0].native_table == ()
-    assert not wants_table(graphs(), False, store), "it is not searched again"
-    assert wants_table(graphs(), True, store)
+    assert not wants_table(graphs(), False, store, 1), "it is not searched again"
+    assert wants_table(graphs(), True, store, 1)
 
 
 def test_luck_in_the_screen_is_not_confirmed(choose, store: SqliteStore) -> None:
@@ -198,24 +207,44 @@ def test_a_kind_over_which_the_process_dies_costs_that_kind(choose) -> None:
     assert (found.kind, found.won) == (GELU, True)
 
 
+def test_a_kind_over_which_the_process_dies_when_all_are_timed_costs_that_kind(choose) -> None:
+    verdicts: dict[str, Told] = {NORM: {"raise when timed": WorkerDied("SIGSEGV")}}
+    processes = Processes({SILU: 0.9, GELU: 0.8, NORM: 0.7}, verdicts, later=lambda number: 0.8)
+    found = choose(processes)
+    assert found.failed == {NORM: "SIGSEGV"}
+    assert found.screened == {SILU: pytest.approx(1 / 0.9), GELU: pytest.approx(1 / 0.8)}
+    assert (found.kind, found.won) == (GELU, True)
+
+
+def test_what_was_found_on_a_busy_machine_settles_nothing_for_those_who_ask_for_a_quiet_one(choose, store: SqliteStore) -> None:
+    won = choose(Processes({NORM: 0.8}, busy="load 9"), patience=0)
+    assert won.won
+    assert not wants_table(graphs(), False, store, 0)
+    assert wants_table(graphs(), False, store, 1)
+    final = store.program_final(program(SPEC).exact_key, plans_of(graphs(), {}, (NORM,)))
+    assert final is not None
+    assert final[0].evidence["busy"] == "load 9"
+
+
 def test_a_busy_machine_settles_nothing(choose, store: SqliteStore) -> None:
     with pytest.raises(DeviceBusy, match="load 9"):
         choose(Processes({NORM: 0.8}, busy="load 9"))
-    assert wants_table(graphs(), False, store)
+    assert wants_table(graphs(), False, store, 1)
 
 
 def test_beside_new_winners_a_choice_is_withdrawn(choose, store: SqliteStore) -> None:
     choose(Processes({NORM: 0.8}))
-    withdraw_table(graphs(), store)
+    withdraw_choices(graphs(), SPEC, store)
     assert answered(store).native_table == ()
+    assert answered(store).graph_keys == tuple(graph.query.workload_key for graph in graphs()), "those it made go with it"
     before = store.generation()
-    withdraw_table(graphs(), store)
+    withdraw_choices(graphs(), SPEC, store)
     assert store.generation() == before
 
 
 def test_inference_has_no_table(store: SqliteStore) -> None:
-    assert not wants_table([replace(one, graph=replace(one.graph, phase="inference")) for one in graphs()], True, store)
-    assert not wants_table([replace(one, program_query=None) for one in graphs()], True, store)
+    assert not wants_table([replace(one, graph=replace(one.graph, phase="inference")) for one in graphs()], True, store, 1)
+    assert not wants_table([replace(one, program_query=None) for one in graphs()], True, store, 1)
 
 
 def test_the_default_with_its_plans_is_what_a_choice_has_to_beat(choose) -> None:
@@ -237,6 +266,8 @@ def test_a_sweep_looks_for_it_after_the_winners_and_not_again_when_settled(
     devices.clear()
     settled = sweep(Script(), *graphs())
     assert (settled.tables, devices) == ({}, [])
+    assert answered(store).native_table == (NORM,)
+    assert UNDER.key in answered(store).graph_keys, "what the table makes stays on record"
 
 
 def test_a_settled_program_that_was_never_searched_is_searched_on_the_device(
@@ -251,6 +282,17 @@ def test_a_settled_program_that_was_never_searched_is_searched_on_the_device(
     assert devices == ["cpu"]
 
 
+def test_where_none_is_searched_it_is_said_why(sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.search.native_table.Worker", Processes({NORM: 0.8}))
+    forward, backward = graphs()
+    varying = replace(forward, graph=replace(forward.graph, symbols=(Symbol(2, None, 8),)))
+    assert "sizes vary" in sweep(Script(lambda plan: 1.0), varying, backward).tables[SPEC].reason
+    refused: Told = {"raise": UnsupportedGraph("unchecked", "nothing can be checked")}
+    script = Script(opening=lambda name: refused if name == "backward" else {})
+    reason = sweep(script, forward, backward, again=True).tables[SPEC].reason
+    assert reason == f"graph {backward.query.workload_key[:12]} could not be tuned"
+
+
 def test_a_default_that_fails_over_it_leaves_the_winners_and_is_told(
     sweep, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,4 +300,4 @@ def test_a_default_that_fails_over_it_leaves_the_winners_and_is_told(
     made = sweep(Script(lambda plan: 1.0), *graphs())
     assert made.tables[SPEC].reason == "load 9"
     assert all(outcome.generation is not None for outcome in made.outcomes)
-    assert wants_table(graphs(), False, store), "it is searched the next time"
+    assert wants_table(graphs(), False, store, 1), "it is searched the next time"

@@ -15,20 +15,20 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from tuner.answer import Bucket, digest_of_plans
+from tuner.answer import Bucket
 from tuner.cache.contract import Store
 from tuner.cache.sqlite import SqliteStore
 from tuner.errors import WorkerError
 from tuner.measure.statistics import median_ratio
 from tuner.measurement import Measurement, Policy, ProgramFinal, Winner
 from tuner.search.bench import Bench
-from tuner.search.effort import Effort
+from tuner.search.effort import RANKS, Effort
 from tuner.search.final import conclude, run_finals
 from tuner.search.heats import race
 from tuner.search.progress import Progress
 from tuner.search.provenance import provenance
 from tuner.search.screen import SEED, Finalist, Screening
-from tuner.search.whole import MAX_ERROR, Process, judged, one_that_lives, programs_of, store_of, whole_request
+from tuner.search.whole import MAX_ERROR, Process, judged, one_that_lives, plans_of, programs_of, store_of, whole_request
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.space import Candidate
 from tuner.target import Query
@@ -41,7 +41,8 @@ SEEDS_APART = 1009
 class DispatchSearch:
     """What came of it for one callable. winners: by size, then by exact-match key. buckets: by program key, if it has several.
 
-    finals: what the whole callable's said of them, which took whole_seconds; won: they are in force. reason: why not.
+    finals: what the whole callable's said of them, which took whole_seconds; won: they are in force. reason: why not. effort: of
+    the search, "" where there was none. settled: what an earlier one left, where that is in force.
     """
 
     winners: dict[int, dict[str, Winner]] = field(default_factory=dict)
@@ -49,21 +50,71 @@ class DispatchSearch:
     finals: list[ProgramFinal] = field(default_factory=list)
     reason: str = ""
     whole_seconds: float = 0.0
+    effort: str = ""
+    settled: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def won(self) -> bool:
-        return bool(self.finals) and not self.reason
+        return bool(self.settled.get("won") if self.settled else self.finals) and not self.reason
 
     def evidence(self) -> dict[str, Any]:
         """JSON: at each size the plan of each graph, and the buckets as they are in force."""
+        if self.settled:
+            return {**self.settled, "settled": True}
         sizes = {
             str(size): {key[:12]: {"plan": one.plan.describe(), "speedup": one.speedup} for key, one in winners.items()}
             for size, winners in self.winners.items()
         }
         limits = {program[:12]: [bucket.up_to for bucket in buckets] for program, buckets in self.buckets.items()}
         whole = [{"verdict": one.verdict, "speedup": one.speedup, "evidence": dict(one.evidence)} for one in self.finals[:1]]
-        why = {"reason": self.reason} if self.reason else {}
-        return {"sizes": sizes, "buckets_up_to": limits, "whole": whole[0] if whole else None, "won": self.won, **why}
+        more = {name: value for name, value in (("reason", self.reason), ("effort", self.effort), ("busy", self._busy)) if value}
+        return {"sizes": sizes, "buckets_up_to": limits, "whole": whole[0] if whole else None, "won": self.won, **more}
+
+    @property
+    def _busy(self) -> str:
+        """Why it is not to be trusted, where it was held on a noisy machine all the same."""
+        told = [one.evidence for made in self.winners.values() for one in made.values()] + [one.evidence for one in self.finals]
+        return next((str(evidence["busy"]) for evidence in told if "busy" in evidence), "")
+
+
+def wants_dispatch(graphs: Sequence[Resolved], store: Store, effort: Effort) -> bool:
+    """Whether a plan for each size is to be searched: where it was not at these sizes, with this effort, beside these winners.
+
+    What was found on a busy machine settles nothing where there is patience for a quiet one.
+    """
+    symbolic = _symbolic(graphs)
+    sizes = {str(size) for graph in symbolic for size in graph.dim_sizes}
+    found = [store.choice_evidence(program.exact_key) or {} for program in programs_of(symbolic)]
+    return not found or not all(_settles(evidence, sizes, effort) for evidence in found) or _out_of_service(symbolic, store)
+
+
+def _out_of_service(graphs: Sequence[Resolved], store: Store) -> bool:
+    """Whether a plan of the buckets in force has come into quarantine, so that they are not served."""
+    choices = [store.program_choice(program.exact_key) for program in programs_of(graphs)]
+    plans = {(key, plan.key) for one in choices if one for bucket in one[0].dispatch for key, plan, _ in bucket.plans}
+    return any((graph.query.exact_key, plan) in plans for graph in graphs for plan in store.quarantined(graph.query))
+
+
+def _symbolic(graphs: Sequence[Resolved]) -> list[Resolved]:
+    """Those that have the dim, and can be tuned."""
+    return [graph for graph in graphs if graph.symbol and graph.sizes and not graph.graph.opaque]
+
+
+def settled_dispatch(graphs: Sequence[Resolved], store: Store) -> DispatchSearch:
+    """What the store says of a search that is not wanted again."""
+    found = DispatchSearch()
+    for program in programs_of(_symbolic(graphs)):
+        if (choice := store.program_choice(program.exact_key)) is not None:
+            found.settled = store.choice_evidence(program.exact_key) or {}
+            found.buckets |= {program.workload_key: choice[0].dispatch} if choice[0].dispatch else {}
+    found.reason = found.settled.get("reason", "")
+    return found
+
+
+def _settles(evidence: Mapping[str, Any], sizes: set[str], effort: Effort) -> bool:
+    ranks = [RANKS.index(name) if name in RANKS else -1 for name in (evidence.get("effort"), effort.name)]
+    busy = effort.patience > 0 and "busy" in evidence
+    return not busy and set(evidence.get("sizes", ())) == sizes and ranks[0] >= ranks[1] >= 0
 
 
 def choose_dispatch(
@@ -79,12 +130,17 @@ def choose_dispatch(
 
     graphs, winners: as for `hold_whole_final`. progress: by exact-match key. Raises WorkerError, UnsupportedGraph, DeviceBusy.
     """
-    found = DispatchSearch()
-    tuned = [graph for graph in graphs if not graph.graph.opaque]
-    symbolic = {graph.query.exact_key: graph for graph in tuned if graph.symbol and graph.sizes}
-    for size in sorted({size for graph in symbolic.values() for size in graph.dim_sizes}):
+    found = DispatchSearch(effort=effort.name)
+    symbolic = {graph.query.exact_key: graph for graph in _symbolic(graphs)}
+    if not symbolic:
+        found.reason = "no graph has a size that varies"
+        return found
+    sizes = sorted({size for graph in symbolic.values() for size in graph.dim_sizes})
+    # A winner is looked for at each: all of them together may err as often as one search.
+    shared = replace(effort, searches=len(sizes))
+    for size in sizes:
         at = {key: at_size(graph, size) for key, graph in symbolic.items() if size in graph.dim_sizes}
-        found.winners[size] = _winners_at(at, winners, store, policy, effort, progress, size)
+        found.winners[size] = _winners_at(at, winners, store, policy, shared, progress, size)
     for program, made in programs_of(graphs).items():
         buckets = merged(buckets_of(found.winners, [graph.query.exact_key for graph in made], made[0].symbol))
         if len(buckets) > 1:
@@ -95,9 +151,15 @@ def choose_dispatch(
         started = time.monotonic()
         _final(found, spec, graphs, winners, store, policy, effort)
         found.whole_seconds = time.monotonic() - started
-    for program in programs_of(graphs):
+    for program in programs_of(list(symbolic.values())):
         _record(found, program, store)
     return found
+
+
+def _native(program: Query, store: Store) -> tuple[str, ...]:
+    """The program's table."""
+    choice = store.program_choice(program.exact_key)
+    return () if choice is None else choice[0].native_table
 
 
 def at_size(graph: Resolved, size: int) -> Resolved:
@@ -205,7 +267,10 @@ def _final(
     }
     with _store_of(spec, programs, winners, found) as environment:
         one = Process(request, graphs[0].device, planned, MAX_ERROR, policy, effort, environment)
-        digests = {program: _digest(found, program, made, winners, store) for program, made in programs.items()}
+        digests = {
+            program: plans_of(made, winners, _native(program, store), found.buckets.get(program.workload_key, ()))
+            for program, made in programs.items()
+        }
         try:
             finals = judged(digests, policy, effort, lambda process: one_that_lives(one, process), shapes)
         except WorkerError as error:
@@ -214,14 +279,6 @@ def _final(
     found.finals = [one for one in finals if one.query.workload_key in found.buckets]
     if any(one.verdict == "vetoed" for one in found.finals):
         found.reason = "the whole callable lost with a plan for each bucket"
-
-
-def _digest(found: DispatchSearch, program: Query, made: Sequence[Resolved], winners: Mapping[str, Winner], store: Store) -> str:
-    choice = store.program_choice(program.exact_key)
-    keys = [graph.query.exact_key for graph in made if graph.query.exact_key in winners]
-    plans = {key: (winners[key].plan, winners[key].groups) for key in keys}
-    native = () if choice is None else choice[0].native_table
-    return digest_of_plans(plans, native, found.buckets.get(program.workload_key, ()))
 
 
 @contextmanager
@@ -238,14 +295,10 @@ def _store_of(
 
 
 def _record(found: DispatchSearch, program: Query, store: Store) -> None:
-    """Puts the program's buckets in force, or takes those out of force that were."""
-    before = store.program_choice(program.exact_key)
-    native = () if before is None else before[0].native_table
+    """Puts the program's buckets in force, or takes those out of force that were; and what was found, so that it is settled."""
     buckets = found.buckets.get(program.workload_key, ()) if found.won else ()
-    if not buckets and (before is None or not before[0].dispatch):
-        return
     for final in found.finals:
         if buckets and final.query == program:
             # Before the choice: no moment in which it is in force and was not judged.
             store.record_program_final(final)
-    store.record_program_choice(program, native, buckets, found.evidence(), provenance())
+    store.record_program_choice(program, _native(program, store), buckets, found.evidence(), provenance())

@@ -14,7 +14,8 @@ class Effort:
     screen_samples, final_samples: interleaved samples of each function in one process; race_samples: at most, in heats of
     `heat_samples`. racers: candidates that enter the race; finalists: the final. looks: after how many fresh processes the final
     may end. memory_limit: peak memory allowed, relative to the default's. patience: how often a noisy stretch is repeated before
-    it is refused as busy; 0 measures whatever the machine does.
+    it is refused as busy; 0 measures whatever the machine does. searches: of one workload, one at each size say, which may err
+    together as often as one.
     """
 
     name: str
@@ -29,11 +30,12 @@ class Effort:
     looks: tuple[int, ...] = (3, 5, 8)
     memory_limit: float = 1.02
     patience: int = 5
+    searches: int = 1
 
     @property
     def final_error(self) -> float:
         """How often one bound of one finalist may fail at one look: FALSE_WINNERS of a workload's search, shared among all."""
-        return FALSE_WINNERS / (self.finalists * len(self.looks))
+        return FALSE_WINNERS / (self.finalists * len(self.looks) * self.searches)
 
 
 EFFORTS: dict[str, Effort] = {

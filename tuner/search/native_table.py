@@ -21,7 +21,7 @@ from tuner.measurement import Policy, Winner
 from tuner.search.effort import Effort
 from tuner.search.provenance import provenance
 from tuner.search.race import ALIKE
-from tuner.search.whole import MAX_ERROR, final_of, interval, plans_of, programs_of, store_of, whole_request
+from tuner.search.whole import MAX_ERROR, evidence_of, final_of, interval, plans_of, programs_of, store_of, whole_request
 from tuner.search.workloads import Resolved
 from tuner.target import Query
 from tuner.workers.limits import COMPILE_FACTOR, OPEN_S, limits
@@ -32,6 +32,8 @@ CHOSEN = "chosen"
 # Samples of each kind in the screen, against the effort's own of a graph's candidates: all have to fit into one process.
 SCREEN_FACTOR = 4
 UNKNOWN = Speedup(1.0, 1.0, 1.0)
+# Of a choice that was taken back.
+WITHDRAWN = {"reason": "other plans won"}
 
 
 @dataclass
@@ -39,14 +41,16 @@ class TableSearch:
     """What was tried for one callable. screened: speed-up of each kind over the default with its plans, as screened.
 
     failed: verdicts on the others. kind: the best as screened, "" if none is ahead. graphs: by program key, those that come of
-    it. samples: of the final's processes; speedup: of the choice over the default with its plans there; won: it was confirmed.
+    it. stretches: of the final's processes; speedup: of the choice over the default with its plans there; won: it was confirmed.
+    busy: why the screen is not to be trusted, where it was held all the same.
     """
 
     screened: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     kind: str = ""
     graphs: dict[str, list[Graph]] = field(default_factory=dict)
-    samples: list[dict[str, list[float]]] = field(default_factory=list)
+    stretches: list[dict[str, Any]] = field(default_factory=list)
+    busy: str = ""
     speedup: Speedup = UNKNOWN
     won: bool = False
     reason: str = ""
@@ -54,34 +58,53 @@ class TableSearch:
     @property
     def pairs(self) -> list[tuple[list[float], list[float]]]:
         """Of the default with its plans and of the choice."""
-        return [(times["planned"], times[CHOSEN]) for times in self.samples]
+        return [(timed["times"]["planned"], timed["times"][CHOSEN]) for timed in self.stretches]
 
     def evidence(self) -> dict[str, Any]:
+        busy = next(filter(None, [self.busy, *(timed["busy"] for timed in self.stretches)]), "")
         return {
             "screened": {kind: round(ratio, 4) for kind, ratio in self.screened.items()},
             **{name: value for name, value in (("failed", self.failed), ("tried", self.kind), ("reason", self.reason)) if value},
-            **({"speedup_by_process": [median_ratio(*pair) for pair in self.pairs]} if self.samples else {}),
+            **({"speedup_by_process": [median_ratio(*pair) for pair in self.pairs]} if self.stretches else {}),
+            **({"busy": busy} if busy else {}),
             "won": self.won,
         }
 
 
-def wants_table(graphs: Sequence[Resolved], anew: bool, store: Store) -> bool:
+def wants_table(graphs: Sequence[Resolved], anew: bool, store: Store, patience: int) -> bool:
     """Whether the training programs among these graphs are to be searched: anew, or because they never were.
 
-    Where sizes vary, or nothing is known of the program, none is.
+    What was found on a busy machine settles nothing where there is patience for a quiet one. Where sizes vary, or nothing is
+    known of the program, none is.
     """
-    programs = programs_of([graph for graph in graphs if graph.graph.phase == "forward"])
-    if not programs or any(graph.graph.symbols for graph in graphs):
+    programs = _trained(graphs)
+    if not programs or sizes_vary(graphs):
         return False
-    return anew or any(store.program_choice(program.exact_key) is None for program in programs)
+    found = [store.choice_evidence(program.exact_key) for program in programs]
+    return anew or any(evidence is None or (patience > 0 and "busy" in evidence) for evidence in found)
 
 
-def withdraw_table(graphs: Sequence[Resolved], store: Store) -> None:
-    """Takes back what was chosen for these programs: beside new winners it was not judged."""
-    for program in programs_of(graphs):
+def sizes_vary(graphs: Sequence[Resolved]) -> bool:
+    """Whether these are of a callable that trains and has no table because its sizes vary."""
+    return bool(_trained(graphs)) and any(graph.graph.symbols for graph in graphs)
+
+
+def _trained(graphs: Sequence[Resolved]) -> dict[Query, list[Resolved]]:
+    return programs_of([graph for graph in graphs if graph.graph.phase == "forward"])
+
+
+def withdraw_choices(graphs: Sequence[Resolved], spec: str, store: Store) -> None:
+    """Takes back what was chosen for these programs, table and buckets: beside new winners it was not judged.
+
+    graphs: all of the callable's. Those that a table made are the program's no more.
+    """
+    for program, made in programs_of(graphs).items():
         choice = store.program_choice(program.exact_key)
-        if choice is not None and choice[0].native_table:
-            store.record_program_choice(program, (), choice[0].dispatch, {"reason": "other plans won"}, provenance())
+        if choice is None or store.choice_evidence(program.exact_key) == WITHDRAWN:
+            continue
+        store.record_program_choice(program, evidence=WITHDRAWN, provenance=provenance())
+        if choice[0].native_table:
+            store.add_program(program, [graph.query for graph in made], spec)
 
 
 def choose_table(
@@ -112,40 +135,53 @@ def _vetoed(programs: Mapping[Query, Sequence[Resolved]], winners: Mapping[str, 
 def _screen(spec: str, graphs: Sequence[Resolved], policy: Policy, effort: Effort, environment: Mapping[str, str]) -> TableSearch:
     found = TableSearch()
     request = {**whole_request(spec, graphs, policy), "do": "open tables"}
-    kinds: list[str] | None = None
-    while kinds is None or kinds:
-        # A kind over which the process is lost costs that one: the others are tried in another process.
+    apart: list[list[str] | None] = [None]
+    while apart:
         with Worker(policy.threads, graphs[0].device, environment=environment) as worker:
-            told = worker.ask(START_S + 2 * OPEN_S, **request)
-            kinds = [kind for kind in told["kinds"] if kind not in found.failed] if kinds is None else kinds
-            if not kinds:
-                return found
-            tried: list[str] = []
-            try:
-                for kind in list(kinds):
-                    tried.append(kind)
-                    verdict = worker.ask(limits(told).compile_s * COMPILE_FACTOR, do="table", kind=kind)
-                    if why := _refused(verdict, told, effort):
-                        found.failed[kind] = why
-                        kinds.remove(kind)
-            except WorkerError as error:
-                found.failed[tried[-1]] = str(error)
-                kinds.remove(tried[-1])
-                continue
-            if not kinds:
-                return found
-            samples = SCREEN_FACTOR * effort.screen_samples
-            limit_s = limits(told).stretch_s(len(kinds) + 1, samples, told["repetitions"], effort.patience, known=False)
-            timed = worker.ask(limit_s, do="time", keys=["planned", *kinds], samples=samples, seed=0, patience=effort.patience)
-            _raise_if_busy(timed, effort)
-            found.screened = {kind: median_ratio(timed["times"]["planned"], timed["times"][kind]) for kind in kinds}
-            best = max(found.screened, key=found.screened.__getitem__)
-            if found.screened[best] > 1 + ALIKE:
-                found.kind = best
-                under = worker.ask(OPEN_S, do="table graphs", kind=best)
-                found.graphs = {key: [Graph.from_json(form) for form in forms] for key, forms in under}
-            return found
+            apart = _screen_together(found, apart[0], worker, request, effort) + apart[1:]
     return found
+
+
+def _screen_together(
+    found: TableSearch, kinds: list[str] | None, worker: Worker, request: Mapping[str, Any], effort: Effort
+) -> list[list[str] | None]:
+    """Screens these kinds in one process, None for all that the step holds; what is left to be tried in others.
+
+    A kind over which the process is lost costs that one. Where it is lost over several, each is tried in a process of its own.
+    """
+    told = worker.ask(START_S + 2 * OPEN_S, **request)
+    kinds, right = told["kinds"] if kinds is None else kinds, list[str]()
+    trying: list[str] = []
+    try:
+        for kind in kinds:
+            trying = [kind]
+            # What g++ makes of the default it may have made before, and a kind's kernels are others.
+            verdict = worker.ask(limits(told).compile_s * COMPILE_FACTOR, do="table", kind=kind)
+            if why := _refused(verdict, told, effort):
+                found.failed[kind] = why
+            else:
+                right.append(kind)
+        if not right:
+            return []
+        trying, samples = list(right), SCREEN_FACTOR * effort.screen_samples
+        limit_s = limits(told).stretch_s(len(right) + 1, samples, told["repetitions"], effort.patience, known=False)
+        timed = worker.ask(limit_s, do="time", keys=["planned", *right], samples=samples, seed=0, patience=effort.patience)
+        _raise_if_busy(timed, effort)
+        ratios = {kind: median_ratio(timed["times"]["planned"], timed["times"][kind]) for kind in right}
+        best = max(ratios, key=ratios.__getitem__)
+        if ratios[best] > max(1 + ALIKE, found.screened.get(found.kind, 0.0)):
+            trying = [best]
+            under = worker.ask(OPEN_S, do="table graphs", kind=best)
+            found.kind, found.graphs = best, {key: [Graph.from_json(form) for form in forms] for key, forms in under}
+        found.screened |= ratios
+        found.busy = found.busy or timed["busy"] or ""
+        return []
+    except WorkerError as error:
+        if len(trying) > 1:
+            return [[kind] for kind in trying]
+        found.failed[trying[0]] = str(error)
+        left = [kind for kind in kinds if kind not in found.failed]
+        return [left] if left else []
 
 
 def _refused(verdict: Mapping[str, Any], told: Mapping[str, Any], effort: Effort) -> str:
@@ -225,7 +261,7 @@ def _final(
                 found.reason = str(error)
                 return
         _raise_if_busy(timed, effort)
-        found.samples.append(timed["times"])
+        found.stretches.append(timed)
     found.speedup = speedup_of(found.pairs, effort.final_error)
     found.won = bool(found.speedup.low > MIN_SPEEDUP)
 
@@ -246,16 +282,14 @@ def _record(
     effort: Effort,
 ) -> None:
     native = (found.kind,) if found.won else ()
-    before = store.program_choice(program.exact_key)
     if native:
         for graph in _under(found, program):
             store.add_graph(graph.key, graph.to_json())
         store.add_program(program, _queries(found, program, made), spec)
         # Before the choice: no moment in which it is in force and was not judged.
-        pairs = [(times["default"], times[CHOSEN]) for times in found.samples]
+        pairs = [(timed["times"]["default"], timed["times"][CHOSEN]) for timed in found.stretches]
         plans = plans_of(made, winners, native)
-        store.record_program_final(
-            final_of(program, plans, "confirmed", interval(pairs, effort), pairs, policy, {"native_table": list(native)})
-        )
-    dispatch = () if before is None else before[0].dispatch
-    store.record_program_choice(program, native, dispatch, found.evidence(), provenance())
+        evidence = {"native_table": list(native), **evidence_of(pairs, found.stretches, effort, policy)}
+        store.record_program_final(final_of(program, plans, "confirmed", interval(pairs, effort), pairs, policy, evidence))
+    # Buckets there are none: where sizes vary no table is searched.
+    store.record_program_choice(program, native, (), found.evidence(), provenance())

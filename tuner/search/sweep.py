@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+from tuner.answer import ProgramChoice
 from tuner.cache.contract import Store
 from tuner.errors import DeviceBusy, SpecError, TunerError, WorkerError
 from tuner.measurement import Policy, ProgramFinal, Winner
 from tuner.search.bench import Bench
-from tuner.search.dispatch import DispatchSearch, choose_dispatch
+from tuner.search.dispatch import DispatchSearch, choose_dispatch, settled_dispatch, wants_dispatch
 from tuner.search.effort import RANKS, Effort
 from tuner.search.final import conclude, run_finals
 from tuner.search.heats import race
-from tuner.search.native_table import TableSearch, choose_table, wants_table, withdraw_table
+from tuner.search.native_table import TableSearch, choose_table, sizes_vary, wants_table, withdraw_choices
 from tuner.search.progress import Progress
 from tuner.search.screen import MAX_JOBS, SEED, Rules, Screening, screen
 from tuner.search.sequence import hold_sequence_finals, sequences_of
@@ -113,13 +114,8 @@ def run_sweep(
     for outcome in first.values():
         if outcome.not_tuned:
             outcome.progress.enter("not tuned")
-    unjudged = any(
-        _needs_final(spec, outcomes, first, store) or _wants_table(spec, [one.resolved for one in outcomes], False, store)
-        for spec, outcomes in _by_spec(sweep).items()
-    )
-    devices = (
-        {lock_name(outcome.resolved.device) for outcome in first.values()} if to_tune or unjudged or rules.dispatch else set()
-    )
+    unjudged = any(_unjudged(spec, outcomes, first, store, effort, rules) for spec, outcomes in _by_spec(sweep).items())
+    devices = {lock_name(outcome.resolved.device) for outcome in first.values()} if to_tune or unjudged else set()
     with ExitStack() as held:
         for device in sorted(devices):
             held.enter_context(hold_device(device, wait))
@@ -127,11 +123,12 @@ def run_sweep(
         try:
             _conclude(sweep, first, store, policy, effort)
             if rules.dispatch:
-                _choose_dispatches(sweep, first, store, policy, effort)
+                _choose_dispatches(sweep, first, store, policy, effort, anew)
         finally:
             # What was not recorded has not won.
             for outcome in first.values():
                 outcome.winner = outcome.winner if outcome.generation is not None else None
+            _share(sweep, first, store)
 
 
 def _tune(to_tune: Mapping[str, Outcome], store: Store, policy: Policy, effort: Effort, rules: Rules) -> None:
@@ -184,7 +181,7 @@ def _failing(outcome: Outcome) -> Iterator[None]:
 def _conclude(sweep: Sweep, first: Mapping[str, Outcome], store: Store, policy: Policy, effort: Effort) -> None:
     """Records the winners: those of a callable after its own final, where it needs one, since until then they might do harm."""
     by_spec = _by_spec(sweep)
-    waiting = {spec: outcomes for spec, outcomes in by_spec.items() if _needs_final(spec, outcomes, first, store)}
+    waiting = {spec: outcomes for spec, outcomes in by_spec.items() if _needs_final(spec, outcomes, first, store, effort)}
     for spec in sorted(by_spec, key=waiting.__contains__):
         finals: Sequence[ProgramFinal] = ()
         if spec in waiting and not (finals := _whole_final(sweep, spec, waiting[spec], first, store, policy, effort)):
@@ -194,13 +191,19 @@ def _conclude(sweep: Sweep, first: Mapping[str, Outcome], store: Store, policy: 
             store.record_program_final(final)
         graphs = [outcome.resolved for outcome in by_spec[spec]]
         new = [one for graph in graphs if (one := first[graph.query.exact_key]).winner is not None and one.generation is None]
-        if new:
-            withdraw_table(graphs, store)
+        # The final was of the plans alone.
+        if new or finals:
+            withdraw_choices(graphs, spec, store)
         for outcome in new:
             if outcome.winner is not None and outcome.generation is None:
                 outcome.generation = store.record_winner(outcome.winner)
                 outcome.progress.enter("done")
-        _choose_table(sweep, spec, graphs, bool(new), first, store, policy, effort)
+        _choose_table(sweep, spec, graphs, bool(new or finals), first, store, policy, effort)
+
+
+def _share(sweep: Sweep, first: Mapping[str, Outcome], store: Store) -> None:
+    """What became of a graph is the outcome of each SPEC that has it, with the final of what is in force for its program."""
+    by_spec = _by_spec(sweep)
     for outcome in sweep.outcomes:
         original = first[outcome.resolved.query.exact_key]
         outcome.winner, outcome.generation, outcome.error = original.winner, original.generation, original.error
@@ -222,10 +225,13 @@ def _choose_table(
     effort: Effort,
 ) -> None:
     """Searches the table of a callable that trains; what fails over it leaves the winners as they are, and is told."""
-    if not _wants_table(spec, graphs, anew, store):
+    if has_callable(spec) and sizes_vary(graphs):
+        sweep.tables[spec] = TableSearch(reason="none is searched where sizes vary")
+    if not _wants_table(spec, graphs, anew, store, effort):
         return
     originals = [one for graph in graphs if not (one := first[graph.query.exact_key]).not_tuned]
-    if not originals or any(outcome.winner is None for outcome in originals):
+    if reason := _without_winner(originals):
+        sweep.tables[spec] = TableSearch(reason=reason)
         return
     for outcome in originals:
         outcome.progress.enter("native ops")
@@ -240,12 +246,26 @@ def _choose_table(
             outcome.progress.enter("done")
 
 
-def _choose_dispatches(sweep: Sweep, first: Mapping[str, Outcome], store: Store, policy: Policy, effort: Effort) -> None:
-    """Searches a plan for each size; what fails over it leaves the winners as they are, and is told."""
+def _without_winner(outcomes: Sequence[Outcome]) -> str:
+    """Why nothing can be chosen for the callable as a whole; "" where all its graphs that can be rebuilt have winners."""
+    if not outcomes:
+        return "none of its graphs can be rebuilt"
+    missing = [outcome for outcome in outcomes if outcome.winner is None]
+    return f"graph {missing[0].resolved.query.workload_key[:12]} could not be tuned" if missing else ""
+
+
+def _choose_dispatches(
+    sweep: Sweep, first: Mapping[str, Outcome], store: Store, policy: Policy, effort: Effort, anew: bool
+) -> None:
+    """Searches a plan for each size, where it is not settled; what fails over it leaves the winners as they are, and is told."""
     for spec, outcomes in _by_spec(sweep).items():
         graphs = [outcome.resolved for outcome in outcomes]
         originals = {key: one for graph in graphs if not (one := first[key := graph.query.exact_key]).not_tuned}
-        if not originals or any(outcome.winner is None for outcome in originals.values()):
+        if reason := _without_winner(list(originals.values())):
+            sweep.dispatches[spec] = DispatchSearch(reason=reason)
+            continue
+        if not anew and not wants_dispatch(graphs, store, effort):
+            sweep.dispatches[spec] = settled_dispatch(graphs, store)
             continue
         for outcome in originals.values():
             outcome.progress.enter("dispatch")
@@ -261,14 +281,15 @@ def _choose_dispatches(sweep: Sweep, first: Mapping[str, Outcome], store: Store,
                 outcome.progress.enter("done")
 
 
-def _wants_table(spec: str, graphs: Sequence[Resolved], anew: bool, store: Store) -> bool:
-    return has_callable(spec) and wants_table(graphs, anew, store)
+def _wants_table(spec: str, graphs: Sequence[Resolved], anew: bool, store: Store, effort: Effort) -> bool:
+    return has_callable(spec) and wants_table(graphs, anew, store, effort.patience)
 
 
 def _plans_in_force(program: Query, graphs: Sequence[Resolved], first: Mapping[str, Outcome], store: Store) -> str:
-    """Which plans, and which table, these graphs of a program are served with."""
-    choice = store.program_choice(program.exact_key)
-    return plans_of(graphs, _in_force(graphs, first, store), () if choice is None else choice[0].native_table)
+    """Which plans, and which table or buckets, these graphs of a program are served with."""
+    found = store.program_choice(program.exact_key)
+    choice = ProgramChoice() if found is None else found[0]
+    return plans_of(graphs, _in_force(graphs, first, store), choice.native_table, choice.dispatch)
 
 
 def _by_spec(sweep: Sweep) -> dict[str, list[Outcome]]:
@@ -290,8 +311,23 @@ def _in_force(graphs: Sequence[Resolved], first: Mapping[str, Outcome], store: S
     return winners
 
 
-def _needs_final(spec: str, outcomes: Sequence[Outcome], first: Mapping[str, Outcome], store: Store) -> bool:
-    """Whether plans won for a callable, or for a program of several graphs, that were not judged together before, or anew."""
+def _unjudged(
+    spec: str, outcomes: Sequence[Outcome], first: Mapping[str, Outcome], store: Store, effort: Effort, rules: Rules
+) -> bool:
+    """Whether something is to be measured of the callable as a whole, even if all its graphs are settled."""
+    graphs = [outcome.resolved for outcome in outcomes]
+    return (
+        _needs_final(spec, outcomes, first, store, effort)
+        or _wants_table(spec, graphs, False, store, effort)
+        or (rules.dispatch and wants_dispatch(graphs, store, effort))
+    )
+
+
+def _needs_final(spec: str, outcomes: Sequence[Outcome], first: Mapping[str, Outcome], store: Store, effort: Effort) -> bool:
+    """Whether plans won for a callable, or for a program of several graphs, that were not judged together before, or anew.
+
+    Or on a busy machine, where there is patience for a quiet one.
+    """
     graphs = [outcome.resolved for outcome in outcomes]
     winners = _in_force(graphs, first, store)
     made = programs_of(graphs) if has_callable(spec) else sequences_of(graphs)
@@ -303,7 +339,8 @@ def _needs_final(spec: str, outcomes: Sequence[Outcome], first: Mapping[str, Out
     if not chosen:
         return False
     new = any(first[key].winner is not None and first[key].generation is None for key in winners)
-    return new or any(store.program_final(program, plans) is None for program, plans in chosen.items())
+    finals = [store.program_final(program, plans) for program, plans in chosen.items()]
+    return new or any(final is None or (effort.patience > 0 and "busy" in final[0].evidence) for final in finals)
 
 
 def _whole_final(
@@ -347,7 +384,14 @@ def _remember(outcomes: Sequence[Outcome], store: Store) -> None:
     for made in programs.values():
         program = made[0].resolved.program_query
         assert program is not None
-        store.add_program(program, [outcome.resolved.query for outcome in made], made[0].resolved.spec)
+        graphs = [outcome.resolved.query for outcome in made]
+        choice = store.program_choice(program.exact_key)
+        if choice is not None and choice[0].native_table:
+            # The table that is in force gives other graphs, which are on record beside these.
+            recorded = [one for one in store.find_programs(program.workload_key) if one.query.exact_key == program.exact_key]
+            beside = [graph for one in recorded for graph in one.graphs]
+            graphs = list({graph.exact_key: graph for graph in [*graphs, *beside]}.values())
+        store.add_program(program, graphs, made[0].resolved.spec)
 
 
 def _served(graph: Resolved, store: Store) -> tuple[Winner, int] | None:

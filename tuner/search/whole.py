@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tuner.answer import digest_of_plans
+from tuner.answer import Bucket, digest_of_plans
 from tuner.cache.sqlite import SqliteStore
 from tuner.canonical import named_fields
 from tuner.errors import DeviceBusy, WorkerDied, WorkerError, WorkerTimeout
@@ -75,10 +75,10 @@ def judged(
     """What as many processes say of the programs' plans as it takes to be clear; each program that has any.
 
     programs: each with the digest of its plans, empty where it has none. one_process: given its number, the "times" of "default"
-    and "planned", the "conditions", and what was "wrong", if anything.
+    and "planned", the "conditions", why it was "busy", and what was "wrong", if anything.
     """
     pairs: list[Pair] = []
-    conditions: list[dict[str, Any]] = []
+    stretches: list[dict[str, Any]] = []
     wrong = ""
     for process in range(effort.looks[-1]):
         if process in effort.looks and clear_verdict(pairs, effort, policy) is not None:
@@ -87,20 +87,29 @@ def judged(
         if wrong := timed["wrong"]:
             break
         pairs.append((timed["times"]["default"], timed["times"]["planned"]))
-        conditions.append(timed["conditions"])
+        stretches.append(timed)
     speedup = Speedup(0.0, 0.0, 0.0) if wrong else interval(pairs, effort, policy.size_count)
     at_sizes = [] if wrong else at_each_size(pairs, effort, policy)
     does_harm = speedup.value < 1.0 or any(one.value < MAX_LOSS for one in at_sizes)
     verdict = "vetoed" if wrong else clear_verdict(pairs, effort, policy) or ("vetoed" if does_harm else "confirmed")
     evidence = {
-        "processes": len(pairs),
-        "samples_per_process": effort.final_samples,
-        "speedup_by_process": [median_ratio(*pair, policy.size_count) for pair in pairs],
+        **evidence_of(pairs, stretches, effort, policy),
         **(_by_size(shapes, policy, at_sizes) if at_sizes else {}),
-        "conditions": conditions,
         **({"error": wrong} if wrong else {}),
     }
     return [final_of(program, plans, verdict, speedup, pairs, policy, evidence) for program, plans in programs.items() if plans]
+
+
+def evidence_of(pairs: Sequence[Pair], stretches: Sequence[Mapping[str, Any]], effort: Effort, policy: Policy) -> dict[str, Any]:
+    """What a final's processes measured, and under which conditions; "busy" where one was noisy, and measured all the same."""
+    busy = [why for timed in stretches if (why := timed["busy"])]
+    return {
+        "processes": len(pairs),
+        "samples_per_process": effort.final_samples,
+        "speedup_by_process": [median_ratio(*pair, policy.size_count) for pair in pairs],
+        "conditions": [timed["conditions"] for timed in stretches],
+        **({"busy": busy[0]} if busy else {}),
+    }
 
 
 def final_of(
@@ -166,10 +175,15 @@ def programs_of(graphs: Sequence[Resolved]) -> dict[Query, list[Resolved]]:
     return programs
 
 
-def plans_of(graphs: Sequence[Resolved], winners: Mapping[str, Winner], native_table: tuple[str, ...] = ()) -> str:
+def plans_of(
+    graphs: Sequence[Resolved],
+    winners: Mapping[str, Winner],
+    native_table: tuple[str, ...] = (),
+    dispatch: tuple[Bucket, ...] = (),
+) -> str:
     """Which plans these winners give the graphs of a program, see `digest_of_plans`; one without a winner has the default."""
     keys = [graph.query.exact_key for graph in graphs if graph.query.exact_key in winners]
-    return digest_of_plans({key: (winners[key].plan, winners[key].groups) for key in keys}, native_table)
+    return digest_of_plans({key: (winners[key].plan, winners[key].groups) for key in keys}, native_table, dispatch)
 
 
 def has_plan(graph: Resolved, winners: Mapping[str, Winner]) -> bool:
