@@ -65,12 +65,12 @@ class Store(Protocol):
 
     invalid_rows: int
 
-    def add_graph(self, workload_key: str, form: dict[str, Any]) -> None:
-        """Keep the JSON form of a graph; a graph that is there already is left as it is. Raises StoreError."""
+    def add_graph(self, workload_key: str, form: dict[str, Any], anew: bool = False) -> None:
+        """Keep the JSON form of a graph. One that is there already is left as it is; `anew`: is replaced. Raises StoreError."""
         ...
 
     def graph(self, workload_key: str) -> dict[str, Any] | None:
-        """The form that `add_graph` was given. Raises StoreError."""
+        """The form that `add_graph` kept. Raises StoreError."""
         ...
 
     def find_graphs(self, prefix: str) -> list[str]:

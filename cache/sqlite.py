@@ -78,10 +78,10 @@ class SqliteStore:
 
     # graphs and programs
 
-    def add_graph(self, workload_key: str, form: dict[str, Any]) -> None:
+    def add_graph(self, workload_key: str, form: dict[str, Any], anew: bool = False) -> None:
         with self._write() as connection:
             row = {"graph_key": workload_key, "form": json_text(form), "created": now()}
-            _insert(connection, "graphs", row, "OR IGNORE")
+            _insert(connection, "graphs", row, "OR REPLACE" if anew else "OR IGNORE")
 
     def graph(self, workload_key: str) -> dict[str, Any] | None:
         rows = self._read("SELECT form FROM graphs WHERE graph_key = ?", workload_key)

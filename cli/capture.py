@@ -19,6 +19,7 @@ import click
 from tuner.cli.output import SHORT_KEY, json_option, print_json, print_table, settings_for, socket_option, store_option
 from tuner.errors import SpecError, StoreBusy, TunerError
 from tuner.workload.captured import FOLDER_VARIABLE, Captured, CapturedGraph, CapturedProgram, read_folder
+from tuner.workload.graph import Graph
 
 if TYPE_CHECKING:
     from tuner.cache.sqlite import SqliteStore
@@ -108,8 +109,8 @@ def _signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
 
 @contextmanager
 def _opened_when_free(open_store: Callable[[], SqliteStore]) -> Iterator[SqliteStore]:
-    """The store, once nobody else writes it. Raises StoreError."""
-    told = False
+    """The store, once nobody else writes it. One Ctrl-C is not enough to give it up. Raises StoreError."""
+    told = interrupted = False
     while True:
         try:
             store = open_store()
@@ -118,7 +119,13 @@ def _opened_when_free(open_store: Callable[[], SqliteStore]) -> Iterator[SqliteS
             if not told:
                 click.echo(f"Waiting: {error}", err=True)
             told = True
+        try:
             time.sleep(BUSY_POLL_S)
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
+            click.echo("What was captured is not stored yet: press Ctrl-C again to lose it", err=True)
     with store:
         yield store
 
@@ -126,10 +133,22 @@ def _opened_when_free(open_store: Callable[[], SqliteStore]) -> Iterator[SqliteS
 def _keep(captured: Captured, store: SqliteStore) -> None:
     for program in captured.programs:
         for one in program.graphs:
-            store.add_graph(one.graph.key, one.graph.to_json())
+            _keep_graph(one, store)
         # What is known of a program may be more than one run of a script makes of it.
         if program.query is not None and not _is_known(program, store):
             store.add_program(program.query, program.graph_queries(), _name(program))
+
+
+def _keep_graph(one: CapturedGraph, store: SqliteStore) -> None:
+    """Stores the graph; one that is stored already with what was seen in its inputs then and now."""
+    form = store.graph(one.graph.key)
+    try:
+        graph = one.graph if form is None else one.added_to(Graph.from_json(form))
+    # A form that is none of this version's.
+    except (SpecError, ValueError, TypeError, LookupError, AttributeError):
+        graph = one.graph
+    if graph.to_json() != form:
+        store.add_graph(one.graph.key, graph.to_json(), anew=True)
 
 
 def _is_known(program: CapturedProgram, store: SqliteStore) -> bool:

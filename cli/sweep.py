@@ -109,6 +109,7 @@ def sweep(
     from tuner.cli.sweep_table import watched
     from tuner.lookup.yielding import ask_to_yield
     from tuner.measurement import Policy
+    from tuner.search.backward_data import filled
     from tuner.search.screen import Rules
     from tuner.search.sweep import plan_sweep, run_sweep
 
@@ -139,7 +140,7 @@ def sweep(
             insist()
             show.changed()
 
-        plan = plan_sweep(workloads, chosen, changed)
+        plan = plan_sweep(filled(workloads), chosen, changed)
         show.attach(plan)
         try:
             run_sweep(plan, opened, Policy.for_cpu(threads, cache), chosen, again, rules, waiting)

@@ -61,6 +61,14 @@ def test_a_graph_added_twice_stays_as_it_was_first(store):
     assert store.counts()["graphs"] == 1
 
 
+def test_a_graph_that_is_given_anew_is_replaced(store):
+    store.add_graph("ab12", {"nodes": [1]})
+    store.add_graph("ab12", {"nodes": [2]}, anew=True)
+    store.add_graph("cd34", {"nodes": [3]}, anew=True)
+    assert (store.graph("ab12"), store.graph("cd34")) == ({"nodes": [2]}, {"nodes": [3]})
+    assert store.counts()["graphs"] == 2
+
+
 def test_graphs_are_found_by_the_start_of_their_key(store):
     for key in ("abc1", "abd2", "xabc"):
         store.add_graph(key, {})

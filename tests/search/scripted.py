@@ -63,7 +63,8 @@ class Script:
     raised, as by a lost worker; {"raise when timed": error} when the plan is timed. opening: what differs in the answer to
     "open", by the graph's name. busy: what makes a stretch of these plans untrustworthy, if anything. whole: what differs in the
     answer to "open whole" or "open sequence", with "ms", the times of default and planned, one pair for each process. at: by how
-    much a plan, or the default, takes longer at one of a symbolic graph's sizes. limits_s: of each "time".
+    much a plan, or the default, takes longer at one of a symbolic graph's sizes. limits_s: of each "time"; opening_limits_s:
+    of each "open".
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Script:
         self.ms, self.verdict, self.odd, self.opening, self.busy, self.whole = ms, verdict, odd, opening, busy, whole
         self.requests: list[Told] = []
         self.limits_s: list[float] = []
+        self.opening_limits_s: list[float] = []
         self.workers: list[ScriptedWorker] = []
 
     def play(self, monkeypatch: pytest.MonkeyPatch) -> Script:
@@ -121,8 +123,8 @@ class ScriptedWorker:
         assert self.alive, "a worker that was killed cannot be asked"
         assert timeout_s > 0
         self.script.requests.append({**request, "process": self.number})
-        if request["do"] == "time":
-            self.script.limits_s.append(timeout_s)
+        if request["do"] in (limits := {"time": self.script.limits_s, "open": self.script.opening_limits_s}):
+            limits[request["do"]].append(timeout_s)
         answers = {"open": self._open, "try": self._try, "time": self._time, "open whole": self._open_whole}
         answers["open sequence"] = self._open_sequence
         return answers[request["do"]](**{name: value for name, value in request.items() if name != "do"})

@@ -14,6 +14,8 @@ from tuner.measurement import Measurement
 from tuner.plan import Plan
 from tuner.search.final import interval, intervals_by_size
 from tuner.search.screen import slower_at
+from tuner.workers.limits import OPEN_S
+from tuner.workers.process import START_S
 
 SIZES = ((1,), (8,), (64,))
 SYMBOLIC = replace(resolved((GELU,)), sizes=SIZES)
@@ -113,3 +115,5 @@ def test_a_stretch_at_three_sizes_may_take_three_times_as_long(sweep: Callable[.
     sweep(alone, resolved((GELU,), name="b"))
     sweep(three, SYMBOLIC)
     assert three.limits_s == pytest.approx([3 * limit for limit in alone.limits_s])
+    assert set(alone.opening_limits_s) == {START_S + OPEN_S}
+    assert set(three.opening_limits_s) == {START_S + 3 * OPEN_S}

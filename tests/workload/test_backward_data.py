@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tuner.compilers.inductor.capture import capture, with_data
-from tuner.workload.backward import with_backward_data
+from tuner.workload.backward import fill_backward_data, with_backward_data
 from tuner.workload.fx import UNSEEN
 from tuner.workload.graph import Graph
 from tuner.workload.inputs import make_inputs
@@ -42,7 +42,7 @@ def unseen(graph: Graph) -> Graph:
 
 def test_they_are_like_what_was_seen_there() -> None:
     forward, backward = captured()
-    _, filled = with_backward_data([forward, unseen(backward)])
+    _, filled = with_backward_data([forward, unseen(backward)], fill_backward_data)
     for name, made, seen in zip(filled.names, filled.data, backward.data, strict=True):
         if name.startswith("tangents"):
             assert (made.mean, made.std) == (0.0, 1.0)
@@ -57,12 +57,12 @@ def test_they_are_like_what_was_seen_there() -> None:
 
 def test_what_was_seen_is_left_as_it_is() -> None:
     graphs = captured()
-    assert with_backward_data(graphs) == graphs
+    assert with_backward_data(graphs, fill_backward_data) == graphs
 
 
 def test_a_backward_whose_forward_is_not_there_has_gradients_at_least() -> None:
     forward, backward = captured()
-    (filled,) = with_backward_data([unseen(backward)])
+    (filled,) = with_backward_data([unseen(backward)], fill_backward_data)
     stranger = replace(forward, yields=tuple(f"other_{i}" for i in range(len(forward.yields))))
-    assert with_backward_data([stranger, unseen(backward)])[1] == filled
+    assert with_backward_data([stranger, unseen(backward)], fill_backward_data)[1] == filled
     assert {name: made for name, made in zip(filled.names, filled.data, strict=True) if made != UNSEEN}.keys() == {"tangents_1"}

@@ -88,6 +88,22 @@ def test_the_order_of_dimensions_in_memory_and_the_need_of_a_gradient_stay() -> 
     assert again.is_leaf
 
 
+def test_what_is_broadcast_stays_so() -> None:
+    row = torch.arange(6.0).reshape(6, 1).expand(6, 4)
+    for axis, size, stride in ((0, 9, (1, 0)), (1, 9, (1, 0)), (1, 2, (1, 0))):
+        (dim,) = dims_of(parse_dims([f"x.{axis}={size}"]), {}, lambda x: x, (row,))
+        (made,) = resized((row,), {dim: size})
+        assert (made.shape[axis], made.stride()) == (size, stride)
+        assert torch.equal(made[:, 0], torch.arange(made.shape[0]) % 6.0)
+
+
+def test_a_tensor_that_cannot_be_cut_is_told_in_one_line() -> None:
+    odd = torch.zeros(4, dtype=torch.uint8).view(torch.bits8)
+    shapes = Shapes(dims_of(parse_dims(["x.0=2"]), {}, lambda x: x, (odd,)))
+    with pytest.raises(SpecError, match=r"it fails with x\.0=2"):
+        check_sizes(lambda x: x, (odd,), shapes)
+
+
 def test_marks_make_a_size_a_symbol_and_leave_the_callers_tensors_alone() -> None:
     (dim,) = dims("x.0=4")
     seen: list[list[str]] = []

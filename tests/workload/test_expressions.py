@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import sympy
-from torch.utils._sympy.functions import FloorDiv, Max, Mod
+from torch.utils._sympy.functions import FloorDiv, Max, Mod, TruncToInt
 
 from tuner.workload.expressions import LENGTH_LIMIT, parse, symbols_in, value_of
+from tuner.workload.sizes import computed
 from tuner.workload.symbols import written
 
 
@@ -18,6 +19,7 @@ from tuner.workload.symbols import written
         ("1+FloorDiv(-1+s0,2)", 4),
         ("(s0+1)*(s1+-2)", 9),
         ("Max(s0,s1,5)", 8),
+        ("Max(s1)+Min(9)", 12),
         ("Pow(s1,3)", 27),
         ("ModularIndexing(s0,2,3)", 1),
         ("TruncToInt(1.5*ToFloat(s0))", 12),
@@ -57,6 +59,18 @@ def test_an_expression_has_its_value(text, value):
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ValueError, match=r"."):
         value_of(text, [8, 3])
+
+
+def test_a_fraction_in_an_expression_is_a_division_of_the_whole():
+    a, b = sympy.symbols("a b", integer=True, positive=True)
+    numbers = {a: 0, b: 1}
+    half = written((a + b) / 2 + a / 4, numbers)
+    assert "Rational" not in half
+    assert value_of(half, [8, 4]) == 8
+    assert computed(parse(half), [8, 4].__getitem__, lambda operation, *operands: operation(*operands)) == 8
+    assert value_of(written(TruncToInt(a / 2), numbers), [7]) == 3
+    with pytest.raises(ValueError, match="does not divide"):
+        value_of(half, [8, 3])
 
 
 def test_equal_expressions_are_equal_texts_whatever_their_symbols_are_called():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -132,6 +133,20 @@ def test_a_users_kernel_counts_by_its_source_and_constants_and_not_by_its_number
 
 
 @pytest.mark.usefixtures("_kernels_forgotten")
+def test_a_users_kernel_counts_by_what_has_one_name_in_two_modules_and_by_what_a_module_holds():
+    def key(own, others, limit):
+        settings = ModuleType("settings")
+        settings.LIMIT = limit
+        scale, another = (FakeKernel(f"def kernel(x):\n    return x * {by}\n") for by in (own, others))
+        helper = FakeKernel("def kernel(x):\n    return scale(x)\n", scale=another)
+        source = "def kernel(x, n):\n    return helper(scale(x)) + settings.LIMIT\n"
+        return calling(FakeKernel(source, helper=helper, scale=scale, settings=settings)).key
+
+    assert key(2, 3, 4) == key(2, 3, 4)
+    assert len({key(2, 3, 4), key(5, 3, 4), key(2, 5, 4), key(2, 3, 5)}) == 4
+
+
+@pytest.mark.usefixtures("_kernels_forgotten")
 def test_a_kernel_without_a_source_is_refused_with_a_reason():
     with pytest.raises(UnsupportedGraph) as caught:
         calling(object())
@@ -185,3 +200,39 @@ def test_nothing_is_remembered_of_an_input_without_strides():
     dense = torch.ones(3, 3)
     assert seen_in_all([dense.to_sparse(), 7, dense])[0] == UNSEEN
     assert len(seen_in_all([dense.to_sparse(), 7, dense])) == 2
+
+
+def kept_for_a_backward(calls: list[tuple[Any, Any]]) -> str:
+    """The key of a forward that yields nothing but what it keeps: each function of the input, and of a constant or a graph."""
+    root, made = torch.nn.Module(), fx.Graph()
+    x = made.placeholder("x")
+    for i, (_, held) in enumerate(calls):
+        setattr(root, f"held_{i}", held)
+    outputs = [made.call_function(function, (x, made.get_attr(f"held_{i}"))) for i, (function, _) in enumerate(calls)]
+    made.output(tuple(outputs)).meta["user_visible_output_idxs"] = []
+    for node in (x, *outputs):
+        node.meta["val"] = torch.empty(8)
+    return from_fx(fx.GraphModule(root, made), phase="forward").key
+
+
+def test_what_is_kept_is_told_apart_by_names_constants_and_nested_graphs_and_not_by_addresses_or_order():
+    def named(name):
+        scope: dict[str, Any] = {"__name__": "made"}
+        exec(f"def {name}(x, y):\n    return x", scope)
+        return scope[name]
+
+    def nested(function):
+        inner = fx.Graph()
+        inner.output((inner.call_function(function, (inner.placeholder("y"),)),))
+        return fx.GraphModule(torch.nn.Module(), inner)
+
+    one = torch.tensor(1.0)
+    cases = [
+        lambda: [(named("first"), one), (named("second"), one)],
+        lambda: [(torch.ops.aten.mul.Tensor, torch.tensor(2.0)), (torch.ops.aten.mul.Tensor, torch.tensor(3.0))],
+        lambda: [(torch.ops.aten.mul.Tensor, nested(op)) for op in (torch.ops.aten.sin.default, torch.ops.aten.cos.default)],
+    ]
+    for case in cases:
+        made = [case() for _ in range(8)]
+        keys = [kept_for_a_backward(calls) for calls in made] + [kept_for_a_backward(calls[::-1]) for calls in made]
+        assert len(set(keys)) == 1

@@ -55,6 +55,14 @@ def test_a_graph_that_cannot_be_rebuilt_is_refused():
         taken(replace(graph, nodes=(graph.nodes[0], opaque, graph.nodes[2])))
 
 
+@pytest.mark.parametrize("to", [1, 2], ids=["itself", "a later node"])
+def test_a_node_that_needs_what_is_not_made_yet_is_refused(to):
+    graph = symbolic()
+    needing = Node("call", "aten.mul.Tensor", [{"node": to}, 2], {}, META)
+    with pytest.raises((ValueError, SpecError)):
+        taken(replace(graph, nodes=(graph.nodes[0], needing, graph.nodes[2])))
+
+
 HOSTILE = [
     "__import__('os').system('true')",
     "s0.__class__",

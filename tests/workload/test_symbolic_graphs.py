@@ -10,6 +10,7 @@ import torch
 from tracing import forms_of, numbers
 
 from tuner.errors import UnsupportedGraph
+from tuner.search.workloads import sizes_of
 from tuner.workload.fx import from_fx, make_inputs, to_fx
 from tuner.workload.graph import Graph, InputData
 from tuner.workload.symbolic import symbolic_module
@@ -213,3 +214,11 @@ def test_what_was_one_value_throughout_is_so_at_every_size():
     graph = graph_of(activated, numbers(6, 4))
     graph = replace(graph, data=(InputData(1.0, 1.0, 1.0, 0.0, ((1.0, 24),)),))
     assert torch.equal(make_inputs(graph, 0, [8, 4])[2], torch.ones(8, 4))
+
+
+def test_sizes_at_which_an_op_has_no_place_to_read_from_are_left_out_and_the_op_is_named():
+    graph = graph_of(lambda x: torch.select(torch.cat([x, x]), 0, 40) * 1.5, numbers(32))
+    graph = replace(graph, symbols=(replace(graph.symbols[0], low=2),))
+    with pytest.raises(UnsupportedGraph, match=r"IndexError at aten\.select"):
+        symbolic_module(graph, (16,))
+    assert sizes_of(graph) == ((32,), (64,))

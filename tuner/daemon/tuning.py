@@ -109,14 +109,14 @@ def settle_in(program: Query) -> None:
 def _sweep(miss: MissReport, store: Path, effort: Effort, tell: Tell) -> tuple[str, str]:
     from tuner.cache.sqlite import SqliteStore
     from tuner.measurement import Policy
+    from tuner.search.backward_data import filled
     from tuner.search.sweep import plan_sweep, run_sweep
     from tuner.search.workloads import Resolved, sizes_of
-    from tuner.workload.backward import with_backward_data
 
     spec = f"program {miss.program.workload_key[:12]}"
-    queries = zip(with_backward_data(miss.graphs), miss.queries, strict=True)
+    queries = zip(miss.graphs, miss.queries, strict=True)
     workloads = [Resolved(spec, graph, query, miss.program, sizes_of(graph)) for graph, query in queries]
-    sweep = plan_sweep(workloads, effort, lambda: _tell_progress(sweep, tell))
+    sweep = plan_sweep(filled(workloads), effort, lambda: _tell_progress(sweep, tell))
 
     def wait(for_what: str) -> None:
         # The daemon looks again later, and can yield meanwhile; who waits here in silence is taken for hung.

@@ -76,7 +76,8 @@ class Bench:
         if self._worker is None:
             self._worker = Worker(self.policy.threads, resolved.device, self.module)
         with self._spent("compiling"):
-            self.default = self._ask(START_S + OPEN_S, do="open", **open_request(resolved, self.policy, self.seed))
+            limit_s = START_S + OPEN_S * self.policy.size_count
+            self.default = self._ask(limit_s, do="open", **open_request(resolved, self.policy, self.seed))
         self.live = {DEFAULT.key}
         self._opened_bytes = self._bytes = self.default.get("resident_bytes", 0)
         return self.default

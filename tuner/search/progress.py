@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 class Progress:
     """State of one workload; changed in place, then `notify` is called.
 
-    phase: "waiting", "screening", "race", "final", "whole", "native ops", "done", "settled", "failed",
+    phase: "waiting", "screening", "race", "final", "whole", "native ops", "dispatch", "done", "settled", "failed",
     "not tuned". best: speed-up of the best candidate so far as screened, or of the winner when done. over_memory: the best
     speed-up that the memory limit kept out, with its peak memory relative to the default's. seconds_spent: wall time "compiling"
     (checks included) and "measuring", final included.

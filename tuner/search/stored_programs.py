@@ -41,16 +41,12 @@ def _graphs(
     forms: Callable[[str], Mapping[str, Any] | None],
     dims: Mapping[str, Sequence[int]],
 ) -> list[Resolved]:
-    from tuner.workload.backward import with_backward_data
-
-    stored = []
+    found = []
     for query in program.graphs:
         form = forms(query.workload_key)
         if form is None:
             raise SpecError(f"{spec}: graph {query.workload_key[:12]} of the program is not in the store")
-        stored.append(Graph.from_json(form))
-    found = []
-    for query, graph in zip(program.graphs, with_backward_data(stored), strict=True):
+        graph = Graph.from_json(form)
         # Of sizes that other graphs of the program have, this one may lack some.
         own = {name: sizes for name, sizes in dims.items() if name in {f"s{i}" for i in range(len(graph.symbols))}}
         found.append(Resolved(spec, graph, query, program.query, sizes_named(graph, own) or sizes_of(graph)))

@@ -8,6 +8,7 @@ Requests, by "do":
     open sequence: rows, ambient, policy, seed         a program's graphs without a callable; see GraphSequence
     table: kind                                        a verdict; see Tables.try_table
     table graphs: kind                                 the graphs that come of it; see Tables.graphs_under
+    backward data: forward, backward                   the backward with data; see fill_backward_data
     try: plan, expected, seen_codes, own_copy          a verdict; see Session.try_plan
     compile: the same                                  a verdict without a run
     time: keys, samples, seed, patience                {times, conditions, busy}; see Session.time_plans
@@ -89,6 +90,8 @@ class Handler:
                 return self.session.try_table(request["kind"])
             case "table graphs":
                 return self.session.graphs_under(request["kind"])
+            case "backward data":
+                return self.backward_data(request)
             case "try" | "compile":
                 return self.attempt(request)
             case "time":
@@ -148,6 +151,15 @@ class Handler:
         policy, shapes = Policy(**request["policy"]), Shapes.from_json(request["shapes"])
         self.session = Tables(request["spec"], policy, self.device, request["phase"], shapes, request.get("chosen"))
         return self.session.describe_default()
+
+    def backward_data(self, request: dict[str, Any]) -> Any:
+        from tuner.workers.memory import cap_memory
+        from tuner.workload.backward import fill_backward_data
+        from tuner.workload.graph import Graph
+
+        self.close()
+        cap_memory(None)
+        return fill_backward_data(Graph.from_json(request["forward"]), Graph.from_json(request["backward"])).to_json()
 
     def start_anew(self, ambient: dict[str, Any], on_cpu: bool) -> None:
         """Without a session, under these settings. Raises UnsupportedGraph where they cannot be taken over."""

@@ -6,14 +6,14 @@ A compile that reports a program sees the program's inputs, and so its forward's
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tuner.errors import UnsupportedGraph, one_line
+from tuner.errors import TunerError, one_line
 from tuner.workload.fx import UNSEEN, to_fx
 from tuner.workload.graph import Graph, InputData
 from tuner.workload.inputs import make_inputs
@@ -26,19 +26,19 @@ TANGENTS = "tangents_"
 GRADIENT = InputData(-4, 4, 0.0, 1.0)
 
 
-def with_backward_data(graphs: Sequence[Graph]) -> list[Graph]:
+def with_backward_data(graphs: Sequence[Graph], run: Callable[[Graph, Graph], Graph]) -> list[Graph]:
     """The graphs of one program, in order, a backward of which nothing was seen with data of what its forward keeps for it.
 
-    The forward runs eagerly, on made inputs. Gradients that come in are normal numbers. Where the forward cannot run so, nothing
-    more is known.
+    Gradients that come in are normal numbers. run: does what `fill_backward_data` does, where no harm comes of it, since it runs
+    the forward; where it raises a TunerError, nothing more is known.
     """
     filled = list(graphs)
     for i, graph in enumerate(graphs):
         if graph.phase == "backward" and all(seen == UNSEEN for seen in graph.data):
             forward = _forward_of(graph, graphs[:i])
             try:
-                filled[i] = fill_backward_data(forward, graph)
-            except (UnsupportedGraph, RuntimeError, IndexError, ValueError) as error:
+                filled[i] = fill_backward_data(None, graph) if forward is None else run(forward, graph)
+            except TunerError as error:
                 log.warning("tuner: nothing is known of what a backward takes of its forward: %s", one_line(error))
                 filled[i] = fill_backward_data(None, graph)
     return filled
@@ -51,7 +51,7 @@ def _forward_of(backward: Graph, graphs: Sequence[Graph]) -> Graph | None:
 
 
 def fill_backward_data(forward: Graph | None, backward: Graph) -> Graph:
-    """`backward` with data of its inputs as `forward` makes them; without a forward, gradients only.
+    """`backward` with data of its inputs as `forward` makes them, which runs eagerly; without a forward, gradients only.
 
     Raises UnsupportedGraph where the forward cannot be rebuilt, and what eager raises.
     """

@@ -59,6 +59,16 @@ class CapturedGraph:
             graph = with_data(graph, data)
         return CapturedGraph(graph, self.calls + other.calls, sizes)
 
+    def added_to(self, stored: Graph) -> Graph:
+        """The same graph as it is stored already, with what was seen of it then and now.
+
+        What was seen at other sizes is not mixed with that: an index that fits there may not fit here.
+        """
+        seen_then = any((seen.low, seen.high) != (0, 1) or seen.runs is not None for seen in stored.data)
+        if seen_then and self.graph.hints != stored.hints:
+            return stored
+        return CapturedGraph(stored, int(seen_then)).merged(self).graph
+
 
 @dataclass(frozen=True)
 class CapturedProgram:

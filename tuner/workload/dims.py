@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tuner.errors import SpecError, UsageError, one_line
+from tuner.workload.inputs import written_once
 from tuner.workload.shapes import MAX_SIZES, Dim, Place, Shapes
 
 
@@ -94,11 +95,14 @@ def resized(inputs: Sequence[Any], point: Mapping[Dim, int]) -> tuple[Any, ...]:
 def _resized(tensor: Tensor, axis: int, size: int) -> Tensor:
     if tensor.shape[axis] == size:
         return tensor
+    shape = [size if i == axis else old for i, old in enumerate(tensor.shape)]
     with torch.no_grad():
-        picked = tensor.index_select(axis, torch.arange(size, device=tensor.device) % tensor.shape[axis])
-        # In the same order of dimensions in memory, which kernels depend on.
+        picked = tensor[written_once(tensor)]
+        if tensor.stride(axis):
+            picked = picked.index_select(axis, torch.arange(size, device=tensor.device) % tensor.shape[axis])
+        # In the same order of dimensions in memory, which kernels depend on; what is broadcast stays so.
         order = sorted(range(tensor.dim()), key=lambda i: (-tensor.stride()[i], i))
-        made = picked.permute(order).contiguous().permute([order.index(i) for i in range(tensor.dim())])
+        made = picked.permute(order).contiguous().permute([order.index(i) for i in range(tensor.dim())]).expand(shape)
     return made.requires_grad_(tensor.requires_grad)
 
 
@@ -107,8 +111,8 @@ def check_sizes(function: Callable[..., Any], inputs: Sequence[Any], shapes: Sha
     if not shapes.dims:
         return
     for point in shapes.points:
-        made = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, resized(inputs, point))
         try:
+            made = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, resized(inputs, point))
             with torch.no_grad():
                 function(*made)
         # As where a SPEC is loaded: whatever the user's code raises is told in one line.

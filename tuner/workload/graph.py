@@ -191,7 +191,7 @@ class Graph:
         """The outputs, of a training step those that the user sees by themselves: the others have no order.
 
         What a forward keeps for its backward, and the gradients that a backward gives, come in the order in which the program's
-        statements happen to need things.
+        statements happen to need things. Of a backward all are "others", and "visible" only says whether the user sees them all.
         """
         if self.phase == "inference":
             return self.outputs

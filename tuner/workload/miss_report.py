@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -148,13 +148,15 @@ def _check(graph: Graph) -> None:
             raise ValueError("a graph names an input that it does not have")
     if graph.user_visible is not None and not all(0 <= i < len(graph.outputs) for i in graph.user_visible):
         raise ValueError("a graph shows an output that it does not have")
-    for node in graph.nodes:
-        _check_node(node, graph)
-    _check_argument(graph.outputs, graph)
+    before: set[int] = set()
+    for i in graph.order:
+        _check_node(graph.nodes[i], graph, before)
+        before.add(i)
+    _check_argument(graph.outputs, graph, before)
     canonical_json([seen.to_json() for seen in graph.data])
 
 
-def _check_node(node: Node, graph: Graph) -> None:
+def _check_node(node: Node, graph: Graph, before: Set[int]) -> None:
     if node.op == "call":
         if not isinstance(node.target, str) or not (node.target == "operator.getitem" or OP.fullmatch(node.target)):
             raise SpecError(f"op {str(node.target)[:60]!r} cannot be rebuilt from a report")
@@ -169,8 +171,8 @@ def _check_node(node: Node, graph: Graph) -> None:
         raise ValueError(f"a node is a {str(node.op)[:20]!r}")
     if not isinstance(node.args, list) or not isinstance(node.kwargs, dict):
         raise ValueError("a node's arguments are no list and object")
-    _check_argument(node.args, graph)
-    _check_argument(list(node.kwargs.values()), graph)
+    _check_argument(node.args, graph, before)
+    _check_argument(list(node.kwargs.values()), graph, before)
 
 
 def _check_value(value: Any, graph: Graph) -> None:
@@ -187,24 +189,25 @@ def _check_value(value: Any, graph: Graph) -> None:
             raise ValueError("a value's metadata makes no sense")
 
 
-def _check_argument(value: Any, graph: Graph) -> None:
+def _check_argument(value: Any, graph: Graph, before: Set[int]) -> None:
+    """before: numbers of the nodes that it can name, as they are made before it is used."""
     if value is None or isinstance(value, bool | int | str):
         return
     if isinstance(value, float) and math.isfinite(value):
         return
     if isinstance(value, list):
         for item in value:
-            _check_argument(item, graph)
+            _check_argument(item, graph, before)
         return
     if isinstance(value, dict) and len(value) == 1:
         ((kind, content),) = value.items()
-        if kind == "node" and isinstance(content, int) and 0 <= content < len(graph.nodes):
+        if kind == "node" and isinstance(content, int) and content in before:
             return
         if kind == "sym" and isinstance(content, str) and len(content) <= LENGTH_LIMIT:
             number_at(content, graph.hints)
             return
         if kind == "complex" and isinstance(content, list) and len(content) == 2:
-            return _check_argument(content, graph)
+            return _check_argument(content, graph, before)
         if kind == "float" and content in ("inf", "-inf", "nan"):
             return
         if kind in ("dtype", "torch", "device") and isinstance(content, str) and WORD.fullmatch(content):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -142,17 +143,33 @@ def kernel_content(number: int) -> str:
     return hashed([_sources(kernel, {}), configs])
 
 
-def _sources(kernel: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """Sources by name, of a kernel and of all that it uses: kernels, and numbers that are constants."""
-    function = kernel.fn
-    found.setdefault(getattr(kernel, "__name__", function.__name__), kernel.src)
-    for name in function.__code__.co_names:
-        used = function.__globals__.get(name)
-        if name in found or used is None:
-            continue
+def _sources(kernel: Any, found: dict[Any, Any]) -> list[Any]:
+    """(name, source) of a kernel and of all that it uses: kernels, and numbers that are constants, also those of modules.
+
+    found: what is in the list already, by what it is, since names are those of one module.
+    """
+    if kernel.fn in found:
+        return []
+    found[kernel.fn] = True
+    sources = [[getattr(kernel, "__name__", kernel.fn.__name__), kernel.src]]
+    for scope, name, used in _used_by(kernel.fn):
         if isinstance(getattr(used, "src", None), str) and hasattr(used, "fn"):
-            _sources(used, found)
-            found.setdefault(name, used.src)
-        elif isinstance(value := getattr(used, "value", used), bool | int | float | str):
-            found[name] = repr(value)
-    return found
+            sources += _sources(used, found)
+        elif isinstance(value := getattr(used, "value", used), bool | int | float | str) and (scope, name) not in found:
+            found[scope, name] = True
+            sources.append([name, repr(value)])
+    return sources
+
+
+def _used_by(function: Any) -> Iterator[tuple[int, str, Any]]:
+    """(what tells apart whose name it is, name, object) of globals that a function names, and of what modules among them hold."""
+    names = function.__code__.co_names
+    scopes: list[Mapping[str, Any]] = [function.__globals__]
+    scopes += [vars(used) for name in names if isinstance(used := function.__globals__.get(name), ModuleType) and _is_users(used)]
+    for scope in scopes:
+        yield from ((id(scope), name, scope[name]) for name in names if scope.get(name) is not None)
+
+
+def _is_users(module: ModuleType) -> bool:
+    """Not Triton's own, of which a kernel names much that is no part of it."""
+    return module.__name__.partition(".")[0] != "triton"

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from tuner.workload.opaque import is_kernel_call
+from tuner.workload.opaque import is_kernel_call, name_of
 from tuner.workload.symbols import is_number
 
 # In the metadata of a constant that is in truth an input: one that whoever compiles has bound to it, as AOTInductor does with
@@ -114,9 +115,36 @@ def _content(node: fx.Node, texts: Mapping[fx.Node, str]) -> str:
     """What a node is, told by what it is made of; an input also by what is made of it."""
     made = [_kind(node.meta.get("val")), "input" if is_input(node) else node.op]
     if is_input(node):
-        return str([*made, sorted(str(user.target) for user in node.users if not is_number(user))])
+        return str([*made, sorted(_called(user) for user in node.users if not is_number(user))])
+    if node.op == "get_attr":
+        return str([*made, _held(node)])
     arguments = [*(_argument(value, texts) for value in node.args), *_argument(dict(node.kwargs), texts)]
-    return str([*made, str(node.target) if node.op == "call_function" else "", arguments])
+    return str([*made, _called(node) if node.op == "call_function" else "", arguments])
+
+
+def _called(node: fx.Node) -> str:
+    """The name of what a node calls: the text of a function of Python's, or of a method, holds an address."""
+    text = str(node.target)
+    return name_of(node.target) if " at 0x" in text else text
+
+
+def _held(node: fx.Node) -> Any:
+    """What a nested graph computes, and what a constant is."""
+    value: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        value = getattr(value, part, None)
+    if isinstance(value, fx.GraphModule):
+        return [_within(one) for one in value.graph.nodes if one.op != "output"]
+    if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and value.numel() == 1:
+        # The compiler calls us under its fake mode, in which a real tensor cannot be read.
+        with unset_fake_temporarily():
+            return [_kind(value), str(value.item())]
+    return _kind(value)
+
+
+def _within(node: fx.Node) -> Any:
+    held = _held(node) if node.op == "get_attr" else _called(node) if node.op == "call_function" else ""
+    return [node.op, held, _kind(node.meta.get("val"))]
 
 
 def _argument(value: Any, texts: Mapping[fx.Node, str]) -> Any:

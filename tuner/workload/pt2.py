@@ -25,6 +25,7 @@ def load_pt2(path: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     _check_archive(path)
     try:
         program = torch.export.load(path)
+    # As where a SPEC is loaded: whatever comes of it is told in one line.
     except Exception as error:
         raise SpecError(f"{path} cannot be loaded by torch {torch.__version__}: {one_line(error)}") from error
     if program.example_inputs is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tuner.errors import UsageError
 
-# (position of a tensor among the flattened example inputs, axis)
+# (position among all leaves of the flattened example inputs, also those that are no tensors; axis)
 Place = tuple[int, int]
 # Each is one capture of the callable, and each of its graphs is timed at each.
 MAX_SIZES = 16

@@ -23,6 +23,19 @@ from tuner.workload.graph import Graph, Symbol, TensorMeta
 from tuner.workload.inputs import Sizes, sizes_of
 from tuner.workload.sizes import computed
 
+# What an op raises for sizes that it cannot have, also through torch's own shape functions.
+_REFUSALS = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError)
+
+
+class _Propagation(FakeTensorProp):
+    """Knows at which node it is."""
+
+    at: fx.Node | None = None
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.at = n
+        return super().run_node(n)
+
 
 class _Stated(Source):
     """Where a symbol comes from that no program has: it is stated. Nothing guards on it."""
@@ -54,15 +67,18 @@ def symbolic_module(graph: Graph, sizes: Sizes = None) -> tuple[fx.GraphModule, 
     symbols = [_symbol(environment, i, *pair) for i, pair in enumerate(zip(graph.symbols, hints, strict=True))]
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     inputs: list[Any] = list(symbols)
+    propagation = _Propagation(gm, mode)
     try:
         with mode:
             inputs += [_fake(TensorMeta.from_json(node.value), symbols) for node in graph.inputs]
         if graph.symbols:
             # With it, ops that know only numbers are decomposed, as they are where AOTAutograd traces.
             with enable_python_dispatcher():
-                FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*inputs)
-    except (RuntimeError, ValueError) as error:
-        raise UnsupportedGraph("symbolic_sizes", f"the graph cannot be rebuilt at these sizes: {type(error).__name__}") from error
+                propagation.propagate_dont_convert_inputs(*inputs)
+    except _REFUSALS as error:
+        at = "" if propagation.at is None else f" at {propagation.at.target}"
+        why = f"the graph cannot be rebuilt at these sizes: {type(error).__name__}{at}"
+        raise UnsupportedGraph("symbolic_sizes", why) from error
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
         node.meta["val"] = value
     return gm, inputs

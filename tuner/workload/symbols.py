@@ -113,19 +113,29 @@ def sizes_in(value: Any) -> Iterable[Any]:
         yield value
 
 
-def written(expression: Any, numbers: Mapping[Any, int]) -> str:
-    """The one text of a sympy expression whose symbols have `numbers`: the same whatever torch called them."""
+def written(expression: Any, numbers: Mapping[Any, int], division: str = "CleanDiv") -> str:
+    """The one text of a sympy expression whose symbols have `numbers`: the same whatever torch called them.
+
+    division: how one with fractions is written, which is an integer as a whole: a size is one, what is rounded need not be.
+    """
     if expression.is_Symbol:
         return f"s{numbers[expression]}"
     if expression.is_Integer:
         return str(int(expression))
     if expression.is_Float:
         return repr(float(expression))
-    if expression.is_Rational:
-        return f"Rational({expression.p},{expression.q})"
-    operands = [written(operand, numbers) for operand in expression.args]
+    if expression.is_Rational or ((expression.is_Add or expression.is_Mul) and _has_fraction(expression)):
+        numerator, denominator = expression.as_numer_denom()
+        if denominator.is_Integer and denominator != 1:
+            return joined(division, [written(numerator, numbers, division), str(int(denominator))])
     name = type(expression).__name__
+    division = division if name in ("Add", "Mul") else "IntTrueDiv"
+    operands = [written(operand, numbers, division) for operand in expression.args]
     return joined({"Add": "+", "Mul": "*"}.get(name, NAMES.get(name, name)), operands) if operands else NAMES.get(name, name)
+
+
+def _has_fraction(expression: Any) -> bool:
+    return any(not number.is_Integer for number in expression.atoms(sympy.Rational))
 
 
 # sympy's names of relations, ours are those of torch's own printer.
