@@ -60,7 +60,7 @@ class Lines:
             phase = outcome.progress.phase
             if self.phases.get(i, "waiting") != phase:
                 self.phases[i] = phase
-                click.echo(f"{_name(outcome)} {phase}: {_state(outcome.progress)}")
+                click.echo(f"{_name(outcome)} {phase}: {outcome.not_tuned or _state(outcome.progress)}")
 
     def finish(self) -> None:
         for outcome in self.sweep.outcomes:
