@@ -15,8 +15,9 @@ from tuner.cache.sqlite import SqliteStore
 from tuner.errors import WorkerDied
 from tuner.lookup.reader import StoreReader
 from tuner.plan import Plan
+from tuner.search.sequence import sizes_together
 from tuner.search.workloads import Resolved
-from tuner.workload.graph import Node
+from tuner.workload.graph import Node, Symbol
 
 REPORTED = "program abcdef012345"
 
@@ -89,6 +90,22 @@ def test_a_graph_that_cannot_be_rebuilt_does_not_keep_the_others_from_their_winn
         (None, "", "done"),
         (None, "custom.op cannot be rebuilt elsewhere", "not tuned"),
     ]
+
+
+def test_sizes_belong_together_that_are_as_many_times_what_the_graphs_were_made_for() -> None:
+    def sized(hint: int, *sizes: int) -> Resolved:
+        (graph,) = graphs("a")
+        made = replace(graph.graph, symbols=(Symbol(2, None, hint),))
+        return replace(graph, graph=made, sizes=tuple((size,) for size in sizes))
+
+    (fixed,) = graphs("b")
+    odd, even = sized(7, 7, 14), sized(8, 4, 8, 16)
+    assert sizes_together([fixed, even, odd]) == [(), ((8,), (16,)), ((7,), (14,))]
+    assert sizes_together([odd, even]) == [((7,), (14,)), ((8,), (16,))]
+    named = [sized(8, 4, 8), sized(4, 4, 8)]
+    assert sizes_together(named) == [((4,), (8,)), ((4,), (8,))]
+    assert sizes_together([sized(8, 3, 5), sized(4, 3, 6, 9)]) == [((3,), (5,)), ((3,), (6,))]
+    assert sizes_together([fixed]) == [()]
 
 
 def test_graphs_whose_sizes_vary_are_run_at_each_together(sweep, store: SqliteStore) -> None:

@@ -14,7 +14,7 @@ from tuner.compilers.inductor.hooks import inductor_config
 from tuner.errors import SpecError, TunerError, UsageError
 from tuner.search.workloads import Resolved, resolve
 from tuner.target import Query
-from tuner.workload.graph import Graph
+from tuner.workload.graph import Graph, Symbol
 
 GRAPH = Graph("inference", (), [], (), ())
 KEY = "ab" * 32
@@ -116,3 +116,13 @@ def test_a_program_that_was_compiled_elsewhere_is_refused_with_what_differs():
     other = replace(made, query=replace(made.query, toolchain={**made.query.toolchain, "torch": "1.0"}))
     with pytest.raises(SpecError, match=r"compiled elsewhere: toolchain\.torch \(stored '1\.0', asked"):
         resolved(other)
+
+
+def test_sizes_of_a_program_are_named_only_where_they_mean_the_same_in_each_graph(monkeypatch: pytest.MonkeyPatch):
+    def varying(count: int) -> Any:
+        monkeypatch.setitem(globals(), "GRAPH", replace(GRAPH, symbols=(Symbol(2, None, 8),) * count))
+        return resolved(stored(1), dims={"s0": (4, 8)})
+
+    assert [one.sizes for one in varying(1)] == [((4,), (8,))]
+    with pytest.raises(UsageError, match="numbers its sizes by itself: name a graph, like"):
+        varying(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from tuner.canonical import named_fields
@@ -17,6 +18,8 @@ from tuner.target import Query
 
 # Distance of the seeds of the inputs from those of the graphs' own finals.
 SEEDS_APART = 100_003
+
+Sizes = tuple[tuple[int, ...], ...]
 
 
 def sequences_of(graphs: Sequence[Resolved]) -> dict[Query, list[Resolved]]:
@@ -46,12 +49,13 @@ def hold_sequence_finals(
 def _hold(
     made: Sequence[Resolved], winners: Mapping[str, Winner], policy: Policy, effort: Effort, programs: Mapping[Any, Any]
 ) -> list[ProgramFinal]:
-    policy = replace(policy, sizes=sizes_together(made))
+    sizes = sizes_together(made)
+    policy = replace(policy, sizes=next(filter(None, sizes), ()))
 
     def one_process(process: int) -> dict[str, Any]:
         request = {
             "do": "open sequence",
-            "rows": [_row(graph, winners, len(policy.sizes)) for graph in made],
+            "rows": [_row(graph, winners, own) for graph, own in zip(made, sizes, strict=True)],
             "ambient": named_fields(made[0].query.ambient),
             "policy": policy.fields(),
             "seed": SEED + SEEDS_APART + process,
@@ -62,20 +66,36 @@ def _hold(
     return judged({program: plans_of(graphs, winners) for program, graphs in programs.items()}, policy, effort, one_process)
 
 
-def sizes_together(graphs: Sequence[Resolved]) -> tuple[tuple[int, ...], ...]:
-    """The sizes at which a program's graphs are run one after the other, as the first whose sizes vary calls them.
+def sizes_together(graphs: Sequence[Resolved]) -> list[Sizes]:
+    """The sizes at which each of a program's graphs is run after the others; as many for each whose sizes vary.
 
-    Those of several graphs belong together in their order, as half, as they were, and double do.
+    Those belong together that are as many times what the graphs were made for: half, as they were, or double, of which a graph
+    may lack some. Of sizes that somebody named for all of them the first belongs to the first.
     """
-    varying = [graph.sizes for graph in graphs if graph.sizes]
-    return varying[0][: min(map(len, varying))] if varying else ()
+    varying = [graph for graph in graphs if graph.sizes]
+    times = [{_times(graph, size): size for size in graph.sizes} for graph in varying]
+    shared = [one for one in times[0] if one is not None and all(one in own for own in times)] if times else []
+    if not shared or len({graph.sizes for graph in varying}) == 1:
+        count = min((len(graph.sizes) for graph in varying), default=0)
+        return [graph.sizes[:count] for graph in graphs]
+    found = iter(times)
+    return [tuple(map(next(found).__getitem__, shared)) if graph.sizes else () for graph in graphs]
 
 
-def _row(graph: Resolved, winners: Mapping[str, Winner], sizes: int) -> dict[str, Any]:
+def _times(graph: Resolved, size: Sequence[int]) -> Fraction | None:
+    """How many times the sizes that the graph was made for these are; None where there is no one such number."""
+    hints = graph.graph.hints
+    if len(hints) != len(size) or not all(hints):
+        return None
+    found = {Fraction(now, then) for now, then in zip(size, hints, strict=True)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _row(graph: Resolved, winners: Mapping[str, Winner], sizes: Sizes) -> dict[str, Any]:
     winner = winners.get(graph.query.exact_key)
     return {
         "graph": graph.graph.to_json(),
         "plan": (Plan() if winner is None else winner.plan).to_json(),
         "groups": None if winner is None else winner.groups,
-        "sizes": [list(size) for size in graph.sizes[:sizes]],
+        "sizes": [list(size) for size in sizes],
     }

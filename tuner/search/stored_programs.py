@@ -32,6 +32,8 @@ def resolve_stored(
     found = [one for program in programs for one in _graphs(spec, program, forms, dims)]
     if dims and not any(one.graph.symbols for one in found):
         raise UsageError(f"--dim: {spec} has no size that varies")
+    if dims and (several := [one.graph for one in found if len(one.graph.symbols) > 1]):
+        raise UsageError(f"--dim: each graph of {spec} numbers its sizes by itself: name a graph, like {several[0].key[:12]}")
     return found
 
 
