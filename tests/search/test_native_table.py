@@ -51,6 +51,7 @@ class Processes:
         self.kinds, self.verdicts, self.chosen, self.busy = kinds, verdicts or {}, chosen or {}, busy
         self.later = later or (lambda number: min(kinds.values()))
         self.requests: list[Told] = []
+        self.compile_s, self.limits_s = 0.0, dict[str, float]()
         self.started = self.finals = 0
 
     def __call__(self, threads: int, device: str, environment: Mapping[str, str]) -> TableWorker:
@@ -69,6 +70,7 @@ class TableWorker:
     def ask(self, timeout_s: float, **request: Any) -> Any:
         assert self.alive
         self.processes.requests.append(request)
+        self.processes.limits_s[request["do"]] = timeout_s
         match request["do"]:
             case "open tables":
                 return self._open(request)
@@ -84,7 +86,14 @@ class TableWorker:
                 return self._time(request)
 
     def _open(self, request: Told) -> Told:
-        told: Told = {"default_ms": 1.0, "repetitions": 1, "compile_s": 0.0, "check_s": 0.0, "call_s": 0.001, "error": 0.0}
+        told: Told = {
+            "default_ms": 1.0,
+            "repetitions": 1,
+            "compile_s": self.processes.compile_s,
+            "check_s": 0.0,
+            "call_s": 0.001,
+            "error": 0.0,
+        }
         told |= {"kinds": list(self.processes.kinds), "peak_bytes": {"default": 1000, "planned": 1000}, "chosen": {}}
         if "chosen" in request:
             with SqliteStore(Path(request["chosen"]), read_only=True) as store:
@@ -198,6 +207,14 @@ def test_a_choice_that_is_off_in_a_process_of_its_own_is_none(choose, store: Sql
     assert not found.won
     assert found.reason
     assert answered(store).native_table == ()
+
+
+def test_a_kind_has_time_to_compile_by_what_the_default_took(choose) -> None:
+    quick, slow = Processes({NORM: 1.0}), Processes({NORM: 1.0})
+    slow.compile_s = 100.0
+    choose(quick)
+    choose(slow)
+    assert slow.limits_s["table"] > quick.limits_s["table"] > 0
 
 
 def test_a_kind_over_which_the_process_dies_costs_that_kind(choose) -> None:

@@ -47,6 +47,7 @@ def test_forward_and_backward_are_checked_against_eager_and_candidates_are_found
         rows.append({"graph": graph.to_json(), "plan": Plan(groups=groups).to_json(), "groups": groups, "sizes": []})
     sequence = GraphSequence(rows, 5, POLICY, open_device("cpu"))
     told = sequence.describe_default()
+    assert told["compile_s"] > 0
     assert told["error"] is not None
     assert told["error"] <= 1
     assert told["outcomes"] == [[graph.key, "served"] for graph in graphs]

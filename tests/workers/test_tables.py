@@ -60,6 +60,7 @@ def test_the_choice_that_is_served_is_the_table_that_was_tried(spec: str, tmp_pa
     tried = Tables(spec, policy, device)
     told = tried.describe_default()
     assert NORM in told["kinds"]
+    assert told["compile_s"] > 0, "limits follow from it"
     verdict = tried.try_table(NORM)
     assert verdict["status"] == "ok"
     assert verdict["error"] < 1
