@@ -266,7 +266,13 @@ def test_one_process_of_the_whole_that_is_killed_from_outside_is_made_up_for(swe
 def test_without_patience_a_noisy_whole_is_measured_all_the_same(sweep) -> None:
     script = faster(whole=lambda spec, process: {"busy": "load 9.0"})
     (outcome,) = sweep(script, up(), effort=replace(EFFORT, patience=0)).outcomes
-    assert outcome.whole.verdict == "confirmed"
+    assert (outcome.whole.verdict, outcome.whole.evidence["busy"]) == ("confirmed", "load 9.0")
+    settled = faster()
+    sweep(settled, up(), effort=replace(EFFORT, patience=0))
+    assert settled.requests == []
+    (outcome,) = sweep(settled, up()).outcomes
+    assert len(settled.asked("open whole")) == EFFORT.looks[0], "for those who ask for a quiet machine it settles nothing"
+    assert "busy" not in outcome.whole.evidence
 
 
 def test_an_interrupted_final_of_the_whole_records_and_shows_no_winner(
