@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from tuner.answer import Answer, ProgramAnswer, ProgramChoice
 from tuner.errors import PlanError, StoreError
@@ -34,6 +34,22 @@ def warn_once(message: str, *values: object) -> None:
     """Logs the first trouble of a process as a warning, the others for those who look closer."""
     log.log(logging.DEBUG if _warned.is_set() else logging.WARNING, "tuner: " + message, *values)
     _warned.set()
+
+
+class Door(Protocol):
+    """What a program's compile asks: a client, or something before one. Each as in `Client`."""
+
+    @property
+    def source(self) -> Source: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+    def lookup(self, query: Query) -> Answer: ...
+
+    def program(self, query: Query) -> ProgramAnswer: ...
+
+    def report(self, report: MissReport) -> str: ...
 
 
 class Client:

@@ -21,7 +21,7 @@ from tuner.compilers.inductor.random_plans import compile_at_random
 from tuner.compilers.inductor.report import reporting
 from tuner.compilers.inductor.users import Outranking, option_names, users_hooks
 from tuner.errors import UnsupportedGraph, find_cause
-from tuner.lookup.client import Client
+from tuner.lookup.client import Client, Door
 from tuner.settings import Settings
 from tuner.target import Query
 
@@ -88,7 +88,7 @@ def _seed() -> str:
 
 def _pin(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[..., Any]) -> Pinned | None:
     """Asks for the program's plans, once. None where nothing of ours applies."""
-    door = client()
+    door: Door = client()
     if door.settings.disabled:
         events.count("default: disabled")
         return None

@@ -28,7 +28,7 @@ from tuner.compilers.inductor.hooks import (
 from tuner.compilers.inductor.program import copied
 from tuner.compilers.inductor.trace import trace
 from tuner.errors import PlanNotRealised, PlanRefused, UnsupportedGraph, find_cause
-from tuner.lookup.client import Client
+from tuner.lookup.client import Door
 from tuner.plan import Plan
 from tuner.search_spaces.native import NATIVE_OPS
 from tuner.target import Query
@@ -76,7 +76,7 @@ class Pinned:
         key: str,
         answer: ProgramAnswer,
         where: tuple[Mapping[str, Any], ...],
-        door: Client,
+        door: Door,
         source: str,
         user_tag: str,
         inner: Callable[..., Any],

@@ -13,7 +13,7 @@ from tuner.answer import Answer, Bucket, ProgramAnswer
 from tuner.compilers.inductor.eager import SETTINGS as EAGER_SETTINGS
 from tuner.compilers.inductor.hooks import InductorChoices, inductor_config, own_choices_handler
 from tuner.errors import UnsupportedGraph
-from tuner.lookup.client import Client, Source
+from tuner.lookup.client import Door, Source
 from tuner.plan import Plan
 from tuner.settings import Settings
 from tuner.target import Query
@@ -92,18 +92,18 @@ def _content(cell: Any) -> Any:
         return None
 
 
-class Outranking(Client):
+class Outranking:
     """A client without plans that would change a setting which the user has set himself, be it to the default's value."""
 
-    def __init__(self, client: Client, names: Iterable[str]):
+    def __init__(self, client: Door, names: Iterable[str]):
         self.client, self.names = client, frozenset(names)
 
     @property
-    def source(self) -> Source:  # type: ignore[override]
+    def source(self) -> Source:
         return self.client.source
 
     @property
-    def settings(self) -> Settings:  # type: ignore[override]
+    def settings(self) -> Settings:
         return self.client.settings
 
     def lookup(self, query: Query) -> Answer:
