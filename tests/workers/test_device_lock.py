@@ -59,9 +59,12 @@ def test_a_device_is_held_by_one(other):
 
 def test_who_waits_is_told_once_for_whom_and_goes_on_when_it_is_free(other):
     told: list[str] = []
-    threading.Thread(target=lambda: until(lambda: bool(told)) and other.communicate("\n")).start()
+    letting_go = threading.Thread(target=lambda: until(lambda: bool(told)) and other.communicate("\n"))
+    letting_go.start()
     with hold_device("cpu", told.append):
         assert told == [f"device cpu is held by process {other.pid}"]
+        # To its end: whose pipes are closed under it waits for ever, and the test process with it.
+        letting_go.join()
         assert other.wait() == 0
 
 
