@@ -113,7 +113,7 @@ def _settings(mode: str | None, options: Sequence[str]) -> AbstractContextManage
 
 def varying_options(function: Function) -> Function:
     """--dim and --dynamic; `varying_of` reads them."""
-    text = "Sizes of a dimension that varies: a name that SPEC declares, or ARGUMENT.AXIS. Repeatable."
+    text = "Sizes of a dimension that varies: a name that SPEC declares, or ARGUMENT.AXIS; of a stored key s0. Repeatable."
     function = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE,…", help=text)(function)
     return click.option("--dynamic", is_flag=True, help="Tune what torch.compile(dynamic=True) makes of SPEC.")(function)
 

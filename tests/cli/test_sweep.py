@@ -24,6 +24,7 @@ FIELDS = {
     "program_key",
     "workload_key",
     "target",
+    "phase",
     "candidates_measured",
     "candidates_duplicate",
     "candidates_refused",

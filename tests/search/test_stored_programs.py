@@ -124,5 +124,13 @@ def test_sizes_of_a_program_are_named_only_where_they_mean_the_same_in_each_grap
         return resolved(stored(1), dims={"s0": (4, 8)})
 
     assert [one.sizes for one in varying(1)] == [((4,), (8,))]
+    with pytest.raises(UsageError, match=r"--dim x\.0: the stored program has the sizes s0"):
+        resolved(stored(1), dims={"s0": (4, 8), "x.0": (4, 8)})
     with pytest.raises(UsageError, match="numbers its sizes by itself: name a graph, like"):
         varying(2)
+
+
+@pytest.mark.parametrize("made", [[stored(1)], []], ids=["a program", "a graph"])
+def test_a_phase_cannot_be_chosen_for_what_is_stored(made: list[StoredProgram]):
+    with pytest.raises(UsageError, match="no --phase"):
+        resolve(KEY, threads=None, forms=lambda key: None, find=lambda prefix: [], programs=lambda prefix: made, phase="training")

@@ -30,8 +30,11 @@ def resolve_stored(
     programs = _for_threads(spec, _harmless(spec, _here(spec, made)), threads)
     torch.set_num_threads(_threads(programs[0]))
     found = [one for program in programs for one in _graphs(spec, program, forms, dims)]
-    if dims and not any(one.graph.symbols for one in found):
+    varying = {f"s{i}" for one in found for i in range(len(one.graph.symbols))}
+    if dims and not varying:
         raise UsageError(f"--dim: {spec} has no size that varies")
+    if unknown := sorted(dims.keys() - varying):
+        raise UsageError(f"--dim {unknown[0]}: the stored program has the sizes {', '.join(sorted(varying))}")
     if dims and (several := [one.graph for one in found if len(one.graph.symbols) > 1]):
         raise UsageError(f"--dim: each graph of {spec} numbers its sizes by itself: name a graph, like {several[0].key[:12]}")
     return found

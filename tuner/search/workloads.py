@@ -72,6 +72,8 @@ def resolve(
     from tuner.workload.dims import check_sizes, dims_of
     from tuner.workload.spec import load
 
+    if phase is not None and is_stored_key(spec):
+        raise UsageError(f"{spec}: what is stored has its phase: no --phase")
     if is_stored_key(spec) and (made := programs(spec)):
         from tuner.search.stored_programs import resolve_stored
 
