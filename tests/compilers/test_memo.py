@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from serving import Bench, Example, gelu_of_norm, pointwise_then_sum, realise
 from steps import used_codes
 from torch._dynamo.utils import counters
@@ -48,11 +49,26 @@ def test_autograd_hit_a_new_winner_reaches_a_program_without_a_record(bench: Ben
 
 def test_autograd_hit_without_the_memo(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memo, "remembered", lambda exact_key: ())
+    monkeypatch.setattr(pinned.Pinned, "_may_be_nameless", lambda self: False)
     bench.settle(gelu_of_norm(), Plan())
     bench.run(stranger())
     settle_known(bench)
     (warm,) = bench.run(stranger())[1]["served"]
     assert (warm.outcome, warm.workload_key) == ("default from cache", ""), "the new winner is not asked for"
+
+
+def test_autograd_hit_what_inductor_alone_has_compiled_is_asked_for_once(bench: Bench) -> None:
+    function, inputs = stranger()
+    with torch.no_grad():
+        torch.compile(function, backend="inductor")(*inputs)
+    bench.settle(gelu_of_norm(), Plan())
+    assert [graph.outcome for graph in bench.run(stranger())[1]["served"]] == ["default"]
+    assert counters["inductor"]["fxgraph_cache_miss"] == 0, "nothing is compiled anew"
+    (warm,) = bench.run(stranger())[1]["served"]
+    assert (warm.outcome, len(warm.workload_key)) == ("default from cache", 64)
+    plan = settle_known(bench)
+    (served,) = bench.run(stranger())[1]["served"]
+    assert (served.outcome, served.realised) == ("served", plan.groups)
 
 
 def test_poisoned_key_where_everything_is_bundled_an_untagged_program_has_no_plan(bench: Bench) -> None:

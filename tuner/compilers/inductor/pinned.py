@@ -163,13 +163,22 @@ class Pinned:
         """Goes on to Inductor under the program's tag. Where its caches answer, no graph is compiled: that is recorded here."""
         if self.training:
             register_native(self.answer.native_table)
+        nameless = copied(gm) if self._may_be_nameless() else None
         with compiler_config.patch(cache_key_tag=self.tag):
             compiled = run(gm, example_inputs, self._inner_compile, self._table)
+            if nameless is not None and not self._compiled:
+                # Inductor alone had compiled it: traced once to ask for its graphs, whose code its own cache still has.
+                with functorch_config.patch(enable_autograd_cache=False):
+                    compiled = run(nameless, example_inputs, self._inner_compile, self._table)
         if not self._compiled:
             self._record_cached()
         self._returned = True
         trace("tuner_program", self.described())
         return compiled
+
+    def _may_be_nameless(self) -> bool:
+        """Whether the compile caches may answer for a program of which nobody knows the graphs, while winners are stored."""
+        return self.known_from == NOWHERE and self.answer.generation > 0 and not is_kept()
 
     def described(self) -> dict[str, Any]:
         """The program and its answers, for the structured trace."""
