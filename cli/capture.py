@@ -29,8 +29,10 @@ BUSY_POLL_S = 0.5
 # How many of the sizes at which a graph ran stand in its row.
 SHOWN_SIZES = 8
 # Says whether a Python has our entry point, so that torch loads the recorder there.
+# Not of the folder that one happens to be in, from which a script is not started.
 HAS_TUNER = (
-    "import importlib.metadata as m, sys; sys.exit(not any(e.name == 'tuner' for e in m.entry_points(group='torch.backends')))"
+    "import sys; sys.path = [path for path in sys.path if path]; import importlib.metadata as m; "
+    "sys.exit(not any(e.name == 'tuner' for e in m.entry_points(group='torch.backends')))"
 )
 
 
