@@ -159,9 +159,11 @@ def test_this_machine_tells_about_itself():
         sum(range(10_000))
     seen = observed(before, after)
     assert seen["elapsed_s"] >= 0.2
-    assert 0 < seen["own_cores"] <= after.cores
+    # The kernel counts others' time in ticks of up to 10 ms, of which one more or less is much of a fifth of a second.
+    all_cores = after.cores * (1 + 0.02 / seen["elapsed_s"])
+    assert 0 < seen["own_cores"] <= all_cores
     if seen["other_cores"] is not None:
-        assert 0 <= seen["other_cores"] <= after.cores
+        assert 0 <= seen["other_cores"] <= all_cores
 
 
 @contextlib.contextmanager
