@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from stored import GROUPS, KNOB, NATIVE, failed, program, program_final, query, winner
 
 from tuner.answer import Bucket, digest_of_plans
 from tuner.cache.sqlite import SqliteStore
-from tuner.lookup.reader import StoreReader
 from tuner.plan import Plan
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.db"
-
-
-@pytest.fixture
-def reader(path: Path) -> StoreReader:
-    return StoreReader(path)
 
 
 def test_a_programs_choice_is_answered_with_the_plans_of_its_graphs(reader, path):

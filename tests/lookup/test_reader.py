@@ -36,16 +36,6 @@ from tuner.plan import Plan
 FIXTURES = Path(__file__).parents[1] / "cache" / "fixtures"
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.db"
-
-
-@pytest.fixture
-def reader(path: Path) -> StoreReader:
-    return StoreReader(path)
-
-
 def edit(path: Path, sql: str) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute(sql)

@@ -9,20 +9,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from tuner.measure.device import Device
-from tuner.measure.statistics import median_of
-from tuner.measure.timing import Stretch, measure_stretch, repetitions_for
 from tuner.measurement import Policy
 from tuner.plan import Plan, canonical_groups
 from tuner.workers.builder import Builder
 from tuner.workers.session import MAX_DEFAULT_ERROR
-from tuner.workers.sized import ORDERS_APART, Sized, busy_of, conditions_of, interleaved
+from tuner.workers.sized import Sized
+from tuner.workers.timed import Timed, described, times_of
 from tuner.workload.fx import to_fx
 from tuner.workload.graph import Graph
-
-WARM_UP_CALLS = 3
 
 
 class GraphSequence:
@@ -66,73 +61,47 @@ class GraphSequence:
         See Whole for the rest.
         """
         for one in self.passes:
-            one.time_default()
-        longest = max(self.passes, key=lambda one: one.repetitions * one.call_s)
+            one.time_default(one.run_default)
         return {
-            "default_ms": median_of([one.default_ms for one in self.passes], len(self.passes)),
-            "repetitions": longest.repetitions,
+            **described(self.passes),
             "error": self.error if self.error != float("inf") else None,
             "outcomes": [[key, "served"] for key in self.served],
-            "call_s": longest.call_s,
             "compile_s": self.compile_s,
             "check_s": 0.0,
         }
 
     def time_plans(self, keys: list[str], samples: int, seed: int, patience: int) -> dict[str, Any]:
-        """Samples of "default" and "planned", milliseconds for one call of each graph, whatever the keys; see measure_stretch.
-
-        Where sizes vary, one of each in a round.
-        """
-        with torch.compiler.set_stance("fail_on_recompile"):
-            stretches = [one.stretch(samples, seed + ORDERS_APART * i, patience) for i, one in enumerate(self.passes)]
-        times = dict(zip(("default", "planned"), interleaved(stretches), strict=True))
-        busy = busy_of(stretches, self.policy.sizes or ((),))
-        return {"times": times, "conditions": conditions_of(stretches), "busy": busy}
+        """Samples of "default" and "planned", milliseconds for one call of each graph, whatever the keys; see `times_of`."""
+        calls = [[one.run_default, one.run_planned] for one in self.passes]
+        return times_of(("default", "planned"), self.passes, calls, samples, seed, patience, self.policy.sizes or ((),))
 
 
-class _Pass:
+class _Pass(Timed):
     """One call of each graph, at one of the sizes, by default and with the plans."""
 
     def __init__(self, policy: Policy, device: Device):
-        self.policy, self.device = policy, device
+        super().__init__(policy, device)
         self.sized: list[Sized] = []
         self.default: list[Callable[[], Any]] = []
         self.planned: list[Callable[[], Any]] = []
-        self.default_ms = self.call_s = 0.0
-        self.repetitions = 1
 
     def add(self, one: Sized, default: Callable[[list[Any]], Any], planned: Callable[[list[Any]], Any]) -> None:
         self.sized.append(one)
         self.default.append(one.call(default))
         self.planned.append(one.call(planned))
 
-    def _restore(self) -> None:
+    @property
+    def restore(self) -> Callable[[], Any] | None:
+        return self.put_back if any(one.restore for one in self.sized) else None
+
+    def put_back(self) -> None:
         for one in self.sized:
-            one.timed.restore()
+            one.put_back()
 
-    def time_default(self) -> None:
-        started = time.perf_counter()
-        _run_all(self.default)
-        self.call_s = time.perf_counter() - started
-        clock = self.policy.clock
-        times_ms = [self.device.time_ms(lambda: _run_all(self.default), 1, clock, self._restore) for _ in range(WARM_UP_CALLS)]
-        self._restore()
-        self.default_ms = min(times_ms)
-        self.repetitions = repetitions_for(self.default_ms, self.policy)
+    def run_default(self) -> None:
+        for call in self.default:
+            call()
 
-    def stretch(self, samples: int, seed: int, patience: int) -> Stretch:
-        return measure_stretch(
-            self.device,
-            [lambda: _run_all(self.default), lambda: _run_all(self.planned)],
-            self.policy,
-            samples=samples,
-            repetitions=self.repetitions,
-            restore=self._restore if any(one.restore for one in self.sized) else None,
-            seed=seed,
-            patience=patience,
-        )
-
-
-def _run_all(calls: Sequence[Callable[[], Any]]) -> None:
-    for call in calls:
-        call()
+    def run_planned(self) -> None:
+        for call in self.planned:
+            call()

@@ -11,16 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from tuner.errors import UnsupportedGraph
 from tuner.measure.device import Device
-from tuner.measure.statistics import median_of
 from tuner.measurement import Policy, describe_sizes
 from tuner.plan import Plan
 from tuner.workers.builder import Builder, Built
 from tuner.workers.memory import resident_bytes_now
-from tuner.workers.sized import ORDERS_APART, Sized, busy_of, conditions_of, interleaved, made_at
+from tuner.workers.sized import Sized, made_at
+from tuner.workers.timed import described, times_of
 from tuner.workers.verdicts import failure, starved
 from tuner.workload.fx import to_fx
 from tuner.workload.graph import Graph, InputData
@@ -124,13 +122,10 @@ class Session(CompileSession):
         call_s: of one call with what comes before it; both of the size whose samples take longest. checkable, reason: see
         Reference.
         """
-        longest = max(self.sized, key=lambda one: one.repetitions * one.call_s)
         return {
             **self.entries[DEFAULT_KEY].describe(),
-            "default_ms": median_of([one.default_ms for one in self.sized], len(self.sized)),
-            "repetitions": longest.repetitions,
+            **described(self.sized),
             "check_s": self.check_s,
-            "call_s": longest.call_s,
             "checkable": self.checkable,
             "reason": self.timed.reference.reason,
             "resident_bytes": resident_bytes_now(),
@@ -166,22 +161,11 @@ class Session(CompileSession):
         return entry.describe()
 
     def time_plans(self, keys: Sequence[str], samples: int, seed: int, patience: int = 0) -> dict[str, Any]:
-        """Interleaved samples of the default and the plans with these keys.
-
-        times: by key, milliseconds for one call; of several sizes one of each in a round. conditions, busy: see Stretch.
-        """
+        """Interleaved samples of the default and the plans with these keys; see `times_of`."""
         chosen = [DEFAULT_KEY, *keys]
-        with torch.compiler.set_stance("fail_on_recompile"):
-            stretches = [
-                one.stretch([self.entries[key].runs[i] for key in chosen], samples, seed + ORDERS_APART * i, patience)
-                for i, one in enumerate(self.sized)
-            ]
-        return {
-            "times": dict(zip(chosen, interleaved(stretches), strict=True)),
-            "conditions": conditions_of(stretches),
-            "busy": busy_of(stretches, [one.sizes for one in self.sized]),
-            "resident_bytes": resident_bytes_now(),
-        }
+        calls = [[self.entries[key].runs[i] for key in chosen] for i in range(len(self.sized))]
+        times = times_of(chosen, self.sized, calls, samples, seed, patience, [one.sizes for one in self.sized])
+        return {**times, "resident_bytes": resident_bytes_now()}
 
     def forget(self, keys: Sequence[str]) -> None:
         """Drops compiled candidates; the default stays."""

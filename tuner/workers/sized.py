@@ -10,14 +10,15 @@ from typing import Any
 from torch import fx
 
 from tuner.measure.device import Device
-from tuner.measure.timing import Stretch, measure_stretch, repetitions_for
+from tuner.measure.timing import repetitions_for
 from tuner.measurement import Policy
 from tuner.workers.checks import CheckedInputs
+from tuner.workers.timed import Timed
 from tuner.workload.graph import Graph, InputData
 
 WARM_UP_CALLS = 5
-# Distance between the seeds of the inputs that are timed and of those that are checked as well; and of the orders of two sizes.
-CHECK_SEED, ORDERS_APART = 1_000_003, 7919
+# Distance between the seeds of the inputs that are timed and of those that are checked as well.
+CHECK_SEED = 1_000_003
 # Larger inputs are checked only as they are timed: twice the memory and a second reference run cost more than they tell.
 MAX_CHECK_BYTES = 2**30
 
@@ -28,21 +29,23 @@ def made_at(graph: Graph, sizes: Sequence[int], data: Sequence[InputData]) -> Gr
     return replace(graph, symbols=symbols, data=tuple(data))
 
 
-class Sized:
-    """sizes: values of the graph's symbols, none where it has none. default_ms, call_s, repetitions: once `time_default` ran.
-
-    default_ms: rough, of one call by the policy's clock; call_s: wall seconds of one with what comes before it.
-    """
+class Sized(Timed):
+    """sizes: values of the graph's symbols, none where it has none."""
 
     def __init__(self, graph: Graph, module: fx.GraphModule, seed: int, policy: Policy, device: Device, sizes: Sequence[int]):
-        self.sizes, self.policy, self.device = tuple(sizes), policy, device
+        super().__init__(policy, device)
+        self.sizes = tuple(sizes)
         self.timed = CheckedInputs(graph, module, seed, device, self.sizes)
         self.checked = [self.timed]
         if graph.inputs and self.timed.bytes <= MAX_CHECK_BYTES:
             self.checked.append(CheckedInputs(graph, module, seed + CHECK_SEED, device, self.sizes))
-        self.restore = self.timed.restore if self.timed.originals else None
-        self.default_ms = self.call_s = 0.0
-        self.repetitions = 1
+
+    @property
+    def restore(self) -> Callable[[], Any] | None:
+        return self.put_back if self.timed.originals else None
+
+    def put_back(self) -> None:
+        self.timed.restore()
 
     def compare_with(self, function: Callable[[list[Any]], Any]) -> None:
         """Where eager cannot say what is right, what this function makes is."""
@@ -75,35 +78,3 @@ class Sized:
             self.call_s = time.perf_counter() - started
         self.default_ms = min(times_ms[WARM_UP_CALLS:])
         self.repetitions = repetitions_for(self.default_ms, self.policy)
-
-    def stretch(self, calls: Sequence[Callable[[], Any]], samples: int, seed: int, patience: int) -> Stretch:
-        return measure_stretch(
-            self.device,
-            calls,
-            self.policy,
-            samples=samples,
-            repetitions=self.repetitions,
-            restore=self.restore,
-            seed=seed,
-            patience=patience,
-        )
-
-
-def interleaved(stretches: Sequence[Stretch]) -> list[list[float]]:
-    """The samples of each call at all sizes: in each round one of each size, in their order."""
-    return [
-        [ms for one_round in zip(*of_call, strict=True) for ms in one_round]
-        for of_call in zip(*(stretch.times_ms for stretch in stretches), strict=True)
-    ]
-
-
-def conditions_of(stretches: Sequence[Stretch]) -> dict[str, Any]:
-    """What was read while they were measured: of several sizes, that of the first, and all under "at_sizes"."""
-    first = stretches[0].conditions
-    return first if len(stretches) == 1 else {**first, "at_sizes": [stretch.conditions for stretch in stretches]}
-
-
-def busy_of(stretches: Sequence[Stretch], sizes: Sequence[Sequence[int]]) -> str | None:
-    """Why the times of one of them are not to be trusted, or None."""
-    told = ((stretch.busy, size) for stretch, size in zip(stretches, sizes, strict=True) if stretch.busy is not None)
-    return next((f"{busy} (at {list(size)})" if size else busy for busy, size in told), None)

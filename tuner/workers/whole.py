@@ -19,17 +19,13 @@ from tuner.compilers.inductor.events import report
 from tuner.compilers.marks import marked
 from tuner.measure.correctness import deviation
 from tuner.measure.device import Device
-from tuner.measure.statistics import median_of
-from tuner.measure.timing import Stretch, measure_stretch, repetitions_for
 from tuner.measurement import Policy
-from tuner.workers.sized import ORDERS_APART, busy_of, conditions_of, interleaved
+from tuner.workers.timed import Timed, described, times_of
 from tuner.workload.dims import resized
 from tuner.workload.graph import SpecPhase
 from tuner.workload.shapes import STATIC, Shapes
 from tuner.workload.spec import load_spec
 from tuner.workload.step import Step
-
-WARM_UP_CALLS = 3
 
 
 class Whole:
@@ -65,50 +61,40 @@ class Whole:
     def describe_default(self) -> dict[str, Any]:
         """error: how far the two differ, in units of the tolerance, None for infinity. outcomes: (key, outcome) of each graph.
 
-        repetitions, call_s: of the size whose samples take longest. compile_s: wall time of compiling it, its first calls and
-        their outcomes included: there is no check apart.
+        compile_s: wall time of compiling it, its first calls and their outcomes included: there is no check apart. The rest is
+        what `described` says.
         """
         for run in self.runs:
-            run.time_default()
-        longest = max(self.runs, key=lambda run: run.repetitions * run.call_s)
+            run.time_default(run.calls["default"])
         outcomes = [[graph.workload_key, graph.outcome] for graph in self.served]
         error = self.error if self.error != float("inf") else None
         return {
-            "default_ms": median_of([run.default_ms for run in self.runs], len(self.runs)),
-            "repetitions": longest.repetitions,
+            **described(self.runs),
             "error": error,
             "outcomes": outcomes,
-            "call_s": longest.call_s,
             "compile_s": self.compile_s,
             "check_s": 0.0,
         }
 
     def time_plans(self, keys: list[str], samples: int, seed: int, patience: int) -> dict[str, Any]:
-        """Samples of "default" and of `keys`, "planned" if none, milliseconds for one call of the whole; see measure_stretch.
-
-        Where sizes vary, one of each in a round.
-        """
+        """Samples of "default" and of `keys`, "planned" if none, milliseconds for one call of the whole; see `times_of`."""
         names = ["default", *(keys or ["planned"])]
-        with torch.compiler.set_stance("fail_on_recompile"):
-            stretches = [run.stretch(names, samples, seed + ORDERS_APART * i, patience) for i, run in enumerate(self.runs)]
-        times = dict(zip(names, interleaved(stretches), strict=True))
-        busy = busy_of(stretches, self.policy.sizes or ((),))
-        return {"times": times, "conditions": conditions_of(stretches), "busy": busy}
+        calls = [[run.calls[name] for name in names] for run in self.runs]
+        return times_of(names, self.runs, calls, samples, seed, patience, self.policy.sizes or ((),))
 
 
-class Run:
+class Run(Timed):
     """Calls of compilations of one callable on its inputs of one size, by name. dynamic: how they are compiled."""
 
     def __init__(self, inputs: Sequence[Any], dynamic: bool | None, policy: Policy, device: Device, phase: SpecPhase):
-        self.inputs, self.dynamic, self.policy, self.device = inputs, dynamic, policy, device
+        super().__init__(policy, device)
+        self.inputs, self.dynamic = inputs, dynamic
         self.step = Step(inputs) if phase == "training" else None
         self.tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
         self.originals = [value.detach().clone() for value in self.tensors]
         self.writes = False
         self.calls: dict[str, Callable[[], Any]] = {}
         self.expected: list[Any] = []
-        self.default_ms = self.call_s = 0.0
-        self.repetitions = 1
 
     def add(self, name: str, compiled: Callable[..., Any]) -> float:
         """See Whole.add."""
@@ -142,7 +128,6 @@ class Run:
 
     @property
     def restore(self) -> Callable[[], None] | None:
-        """What is to be done before each call, outside the clock."""
         if self.writes:
             return self.put_back
         return None if self.step is None else self.step.forget
@@ -153,25 +138,3 @@ class Run:
         peak = self.device.peak_bytes(self.calls[name])
         self.put_back()
         return peak
-
-    def time_default(self) -> None:
-        call = self.calls["default"]
-        started = time.perf_counter()
-        call()
-        self.call_s = time.perf_counter() - started
-        clock = self.policy.clock
-        self.default_ms = min(self.device.time_ms(call, 1, clock, self.restore) for _ in range(WARM_UP_CALLS))
-        self.put_back()
-        self.repetitions = repetitions_for(self.default_ms, self.policy)
-
-    def stretch(self, names: Sequence[str], samples: int, seed: int, patience: int) -> Stretch:
-        return measure_stretch(
-            self.device,
-            [self.calls[name] for name in names],
-            self.policy,
-            samples=samples,
-            repetitions=self.repetitions,
-            restore=self.restore,
-            seed=seed,
-            patience=patience,
-        )

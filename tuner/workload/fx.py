@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -116,9 +117,7 @@ class _Rows:
         return Node("call", name, args, kwargs, self._meta(node))
 
     def _constant(self, node: fx.Node) -> Node:
-        value: Any = self.gm
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value = attrgetter(str(node.target))(self.gm)
         if isinstance(value, fx.GraphModule):
             return Node("opaque", "graph", [self._hash(value)], {}, None)
         if not isinstance(value, torch.Tensor):

@@ -74,11 +74,6 @@ class TensorMeta:
         (layout,) = layout or ("",)
         return TensorMeta(str(dtype), tuple(map(_size, shape)), tuple(map(_size, stride)), str(device), str(layout))
 
-    @property
-    def is_symbolic(self) -> bool:
-        """Whether a size is an expression."""
-        return any(isinstance(size, str) for size in (*self.shape, *self.stride))
-
     def at(self, sizes: Sequence[int]) -> TensorMeta:
         """The same with numbers, where the symbols have these sizes. Raises ValueError where there are none."""
         shape, stride = (tuple(value_of(size, sizes) for size in part) for part in (self.shape, self.stride))

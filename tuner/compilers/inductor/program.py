@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -128,9 +129,7 @@ def _target(gm: fx.GraphModule, node: fx.Node, symbols: Symbols) -> Any:
     if node.op == "call_method":
         return node.target
     if node.op in ("get_attr", "call_module"):
-        value: Any = gm
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value = attrgetter(str(node.target))(gm)
         return _held(value, symbols)
     name = getattr(node.target, "__qualname__", None) or getattr(node.target, "__name__", None)
     return f"{getattr(node.target, '__module__', '')}.{name}" if name else name_of(node.target)
