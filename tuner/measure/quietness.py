@@ -125,7 +125,7 @@ def _waited_s() -> float:
     for task in Path("/proc/self/task").iterdir():
         try:
             waited += int((task / "schedstat").read_text().split()[1])
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             if task.exists():
                 raise
     return waited / 1e9
