@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from tuner.answer import Bucket, ProgramChoice
-from tuner.measurement import Measurement, ProgramFinal, Stage, Winner
+from tuner.measurement import GroupTime, Measurement, Policy, ProgramFinal, Stage, Winner
 from tuner.target import Query
+
+# of one group under one target, toolchain, ambient and policy
+GROUP_TIMES_KEPT = 16
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,8 @@ class Store(Protocol):
     Durable: when a method returns, what it wrote survives the death of the process (SIGKILL included); after a loss of power the
     last few writes may be gone, never half of one.
 
-    Order: measurements come back in the order in which they were added. Winners, finals of programs and
-    choices for them are append-only.
+    Order: measurements and times of groups come back in the order in which they were added. Winners, finals of programs and
+    choices for them are append-only. Of times of groups the newest GROUP_TIMES_KEPT of each are kept: they only guide the search.
 
     Generation: one counter for the whole store, which never goes back. It counts what changes answers: every winner, every
     choice for a program, every veto of a program's plans that comes or goes, and every verdict that takes a winner out of service
@@ -167,6 +170,20 @@ class Store(Protocol):
 
     def choice_evidence(self, exact_key: str) -> Mapping[str, Any] | None:
         """What the latest choice for a program rests on; None where there is none that validates. Raises StoreError."""
+        ...
+
+    def add_group_times(self, query: Query, policy: Policy, times: Sequence[GroupTime]) -> None:
+        """Keep how long groups of leaves of the query's graph ran; changes no answer.
+
+        Raises StoreError; ValueError on a time that is no finite number of at least 0, or an empty key.
+        """
+        ...
+
+    def group_times(self, query: Query, policy: Policy, keys: Iterable[str]) -> list[GroupTime]:
+        """What is known of these groups in any graph under the same target, toolchain, ambient and policy, oldest first.
+
+        Raises StoreError.
+        """
         ...
 
     def generation(self) -> int:

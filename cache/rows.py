@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from tuner.cache.contract import StoredProgram
 from tuner.canonical import canonical_json, named_fields
 from tuner.errors import PlanError, StoreError
 from tuner.lookup.validate import groups_of, validated_choice
-from tuner.measurement import Measurement, Policy, ProgramFinal, Winner
+from tuner.measurement import GroupTime, Measurement, Policy, ProgramFinal, Winner
 from tuner.plan import Groups, Plan
 from tuner.search_spaces.validate import validate_plan
 from tuner.target import Query
@@ -255,6 +256,35 @@ def program_choice_of(row: Row) -> ProgramChoice:
     """Raises PlanError, ValueError, TypeError or KeyError on a row that no `program_choice_columns` made."""
     told = {"native_table": json.loads(row["native_table"]), "dispatch": json.loads(row["dispatch"])}
     return validated_choice(ProgramChoice.from_json(told))
+
+
+def group_time_columns(query: Query, policy: Policy, time: GroupTime) -> dict[str, Any]:
+    """Raises ValueError on a time that readers would refuse."""
+    _check_group_time(time)
+    columns = query_columns(query)
+    del columns["query_kind"], columns["exact_key"]
+    return {
+        **columns,
+        "group_key": time.key,
+        "policy_key": policy.key,
+        "ms": time.ms,
+        "process": time.process,
+        "created": now(),
+    }
+
+
+def group_time_of(row: Row) -> GroupTime:
+    """Raises ValueError, TypeError on a row that no `group_time_columns` made."""
+    time = GroupTime(row["group_key"], row["ms"], row["process"])
+    _check_group_time(time)
+    return time
+
+
+def _check_group_time(time: GroupTime) -> None:
+    if not time.key:
+        raise ValueError("a group's time without its key")
+    if not (math.isfinite(time.ms) and time.ms >= 0):
+        raise ValueError(f"a group's time of {time.ms} ms")
 
 
 def _groups_text(groups: Groups | None) -> str | None:

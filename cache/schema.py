@@ -170,6 +170,24 @@ CREATE TABLE program_choices (
 DELETE FROM meta WHERE name = 'quarantine_generation';
 """
 
+SCHEMA_4 = """
+-- how long the kernel of a group of leaves ran, in one process; graph_key says in which graph. Readers ask by group, whatever
+-- the graph; the oldest of a group are dropped as new ones come
+CREATE TABLE group_times (
+    id INTEGER PRIMARY KEY,
+    group_key TEXT NOT NULL,
+    target_key TEXT NOT NULL REFERENCES fields(key),
+    toolchain_key TEXT NOT NULL REFERENCES fields(key),
+    ambient_key TEXT NOT NULL REFERENCES fields(key),
+    policy_key TEXT NOT NULL REFERENCES fields(key),
+    graph_key TEXT NOT NULL,
+    ms REAL NOT NULL,
+    process TEXT NOT NULL,
+    created TEXT NOT NULL
+) STRICT;
+CREATE INDEX group_times_by_group ON group_times (group_key, target_key, toolchain_key, ambient_key, policy_key);
+"""
+
 
 def migrate(connection: sqlite3.Connection, where: str) -> None:
     """Bring the database to SCHEMA, in one transaction; one that is there already is not written to.
@@ -194,6 +212,10 @@ def migrate(connection: sqlite3.Connection, where: str) -> None:
     @migrations(name="schema_3")
     def schema_3(db: Database) -> None:
         db.executescript(SCHEMA_3)
+
+    @migrations(name="schema_4")
+    def schema_4(db: Database) -> None:
+        db.executescript(SCHEMA_4)
 
     database = Database(connection, execute_plugins=False)
     # atomic() and apply() issue a deferred BEGIN of their own, which can fail at once where another connection writes: ours comes

@@ -6,16 +6,18 @@ import contextlib
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tuner.answer import Bucket, ProgramChoice
-from tuner.cache.contract import ProgramGraph, StoredProgram
-from tuner.cache.folder import make_folder
-from tuner.cache.lock import Lock, LockTaken, take_lock
+from tuner.cache.contract import GROUP_TIMES_KEPT, ProgramGraph, StoredProgram
+from tuner.cache.lock import Lock
+from tuner.cache.opening import BUSY_TIMEOUT_S, lock_store, make_folder_of, open_for_writing
 from tuner.cache.rows import (
+    group_time_columns,
+    group_time_of,
     json_text,
     measurement_columns,
     measurement_of,
@@ -31,15 +33,19 @@ from tuner.cache.rows import (
     winner_of,
 )
 from tuner.cache.schema import migrate
-from tuner.errors import PlanError, StoreBusy, StoreError
+from tuner.errors import PlanError, StoreError
 from tuner.lookup.connection import check_file, open_read_only, schema_of
 from tuner.lookup.quarantine import IN_FORCE, LATEST, OF_WORKLOAD, why_withheld
-from tuner.measurement import QUARANTINE, Measurement, Policy, ProgramFinal, Stage, Winner
+from tuner.measurement import QUARANTINE, GroupTime, Measurement, Policy, ProgramFinal, Stage, Winner
 from tuner.target import Query
 
 log = logging.getLogger("tuner.cache")
-BUSY_TIMEOUT_S = 5.0
 LATEST_WINNER = "generation = (SELECT max(generation) FROM winners AS other WHERE other.exact_key = winners.exact_key)"
+FORGOTTEN_GROUP_TIMES = f"""
+DELETE FROM group_times WHERE id IN (
+    SELECT id FROM group_times WHERE group_key = :group_key AND target_key = :target_key AND toolchain_key = :toolchain_key
+    AND ambient_key = :ambient_key AND policy_key = :policy_key ORDER BY id DESC LIMIT -1 OFFSET {GROUP_TIMES_KEPT}
+)"""
 Value = TypeVar("Value")
 Rows = TypeVar("Rows")
 
@@ -65,11 +71,11 @@ class SqliteStore:
                 raise StoreError(f"no store at {path}")
             connection = opened
         else:
-            _make_folder_of(self.path)
+            make_folder_of(self.path)
             check_file(self.path)
-            self._lock = _lock_store(self.path)
+            self._lock = lock_store(self.path)
             try:
-                connection = _open_for_writing(self.path)
+                connection = open_for_writing(self.path)
             except BaseException:
                 self._lock.release()
                 raise
@@ -237,6 +243,31 @@ class SqliteStore:
         found = self._valid(rows, rebuilt, "program choice")
         return found[0] if found else None
 
+    # times of groups
+
+    def add_group_times(self, query: Query, policy: Policy, times: Sequence[GroupTime]) -> None:
+        with self._write() as connection:
+            self._add_fields(connection, query_fields(query) | _policy_fields(policy))
+            for time in times:
+                row = group_time_columns(query, policy, time)
+                _insert(connection, "group_times", row)
+                connection.execute(FORGOTTEN_GROUP_TIMES, row)
+
+    def group_times(self, query: Query, policy: Policy, keys: Iterable[str]) -> list[GroupTime]:
+        with self._errors() as connection:
+            if schema_of(connection) < 4:
+                return []
+        rows = self._read(
+            "SELECT * FROM group_times WHERE group_key IN (SELECT value FROM json_each(?)) AND target_key = ? "
+            "AND toolchain_key = ? AND ambient_key = ? AND policy_key = ? ORDER BY id",
+            json_text(sorted(set(keys))),
+            query.target_key,
+            query.toolchain_key,
+            query.ambient_key,
+            policy.key,
+        )
+        return self._valid(rows, group_time_of, "group time")
+
     # the store itself
 
     def generation(self) -> int:
@@ -357,41 +388,3 @@ def _insert(connection: sqlite3.Connection, table: str, row: dict[str, Any], con
     names, places = ", ".join(row), ", ".join(f":{name}" for name in row)
     cursor = connection.execute(f"INSERT {conflict} INTO {table} ({names}) VALUES ({places})", row)
     return cursor.lastrowid or 0
-
-
-def _make_folder_of(path: Path) -> None:
-    """Make a store's folder. One that is there may be anybody's: what a store says is validated. Raises StoreError."""
-    folder = path.absolute().parent
-    try:
-        make_folder(folder)
-    except OSError as error:
-        raise StoreError(f"cannot make the folder {folder} for the store: {error.strerror}") from error
-
-
-def _lock_store(path: Path) -> Lock:
-    try:
-        return take_lock(path.with_name(path.name + ".lock"))
-    except LockTaken as taken:
-        raise StoreBusy(f"store {path} is being written by {taken.holder}") from None
-    except OSError as error:
-        raise StoreError(f"cannot lock store {path} for writing: {error.strerror}") from error
-
-
-def _open_for_writing(path: Path) -> sqlite3.Connection:
-    connection = None
-    try:
-        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-        migrate(connection, str(path))
-        # after the migration, so that a database that is refused stays as it was
-        connection.execute("PRAGMA journal_mode = wal")
-        connection.execute("PRAGMA synchronous = normal")
-        # what a read-only file or disk refuses is to be known now, not after the first measurement
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("ROLLBACK")
-        return connection
-    except BaseException as error:
-        if connection is not None:
-            connection.close()
-        if isinstance(error, sqlite3.Error):
-            raise StoreError(f"cannot open store {path}: {error}") from error
-        raise

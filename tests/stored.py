@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.answer import digest_of_plans
-from tuner.measurement import Measurement, Policy, ProgramFinal, Winner
+from tuner.measurement import GroupTime, Measurement, Policy, ProgramFinal, Winner
 from tuner.plan import Plan
 from tuner.target import Query
 
@@ -19,6 +19,7 @@ GROUPS = (LEAVES[:2], LEAVES[2:])
 NATIVE = Plan(native=("aten.gelu.default",))
 SPLIT = Plan(groups=GROUPS)
 KNOB = Plan(config=(("realize_reads_threshold", 2),))
+GROUP_TIMES = (GroupTime("6b" * 32, 0.25, "1"), GroupTime("7c" * 32, 0.5, "1"))
 EVIL = Plan(config=(("cpp.cxx", "/tmp/evil"),))
 
 

@@ -130,6 +130,19 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class GroupTime:
+    """How long the kernel of a group of leaves ran in one process.
+
+    key: the group's, from what it computes and on what, whatever the graph. ms: median over calls, milliseconds for one.
+    process: distinguishes the processes, whose clocks and memory differ: times of one process can be compared as they are.
+    """
+
+    key: str
+    ms: float
+    process: str
+
+
+@dataclass(frozen=True)
 class Winner:
     """What a sweep concluded for one exact match: a plan that beat the default, or the default, settled.
 

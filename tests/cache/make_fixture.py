@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from stored import GROUPS, KNOB, NATIVE, SPLIT, measurement, program, program_final, query, settled, winner
+from stored import GROUP_TIMES, GROUPS, KNOB, NATIVE, POLICY, SPLIT, measurement, program, program_final, query, settled, winner
 
 from tuner.cache.sqlite import SqliteStore
 from tuner.lookup.connection import SCHEMA
@@ -34,6 +34,7 @@ def main() -> None:
             store.record_winner(settled(query("b")))
             store.record_program_final(program_final(winner(query("a"), SPLIT), verdict="confirmed", evidence={"processes": 3}))
             store.record_program_choice(program(), native_table=NATIVE.native, evidence={"processes": 3})
+            store.add_group_times(query("a"), POLICY, GROUP_TIMES)
         connection = sqlite3.connect(path, isolation_level=None)
         # one file, without a write-ahead log beside it
         connection.execute("VACUUM INTO ?", (str(fixture),))

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from stored import (
     EVIL,
+    GROUP_TIMES,
     GROUPS,
     KNOB,
     LEAVES,
     NATIVE,
     POLICY,
     SPLIT,
+    TARGET,
     TOOLCHAIN,
     failed,
     measurement,
@@ -26,10 +28,10 @@ from stored import (
 )
 
 from tuner.answer import Bucket, ProgramChoice
-from tuner.cache.contract import Store
+from tuner.cache.contract import GROUP_TIMES_KEPT, Store
 from tuner.cache.sqlite import SqliteStore
 from tuner.errors import PlanError, StoreError
-from tuner.measurement import Policy
+from tuner.measurement import GroupTime, Policy
 from tuner.plan import Plan
 
 
@@ -401,6 +403,50 @@ def test_a_choice_that_readers_would_refuse_is_refused_and_changes_nothing(store
         store.record_program_choice(asked, **choice)
     assert store.generation() == 0
     assert store.program_choice(program().exact_key) is None
+
+
+def test_times_of_groups_come_back_whatever_the_graph_in_the_order_in_which_they_were_added(store):
+    first, second = GROUP_TIMES
+    later = replace(first, ms=0.0, process="2")
+    store.add_group_times(query("a"), POLICY, GROUP_TIMES)
+    store.add_group_times(query("b"), POLICY, [later])
+    assert store.group_times(query("c"), POLICY, [first.key]) == [first, later]
+    assert store.group_times(query("c"), POLICY, {second.key, first.key, "unknown"}) == [first, second, later]
+    assert store.group_times(query("c"), POLICY, []) == []
+    assert store.generation() == 0, "no answer changes"
+
+
+@pytest.mark.parametrize(
+    ("asked", "policy"),
+    [
+        (query(target={**TARGET, "cores": 4}), POLICY),
+        (query(toolchain={**TOOLCHAIN, "torch": "2.14.0"}), POLICY),
+        (query(ambient={"threads": 2}), POLICY),
+        (query(), Policy.for_cpu(threads=1, cache="cold")),
+    ],
+)
+def test_times_of_groups_under_other_conditions_are_not_given(store, asked, policy):
+    store.add_group_times(query(), POLICY, GROUP_TIMES)
+    assert store.group_times(asked, policy, [GROUP_TIMES[0].key]) == []
+    store.add_group_times(asked, policy, GROUP_TIMES[1:])
+    assert store.group_times(query(), POLICY, [time.key for time in GROUP_TIMES]) == list(GROUP_TIMES)
+
+
+def test_of_times_of_a_group_the_newest_are_kept(store):
+    seen = [replace(GROUP_TIMES[0], process=str(number)) for number in range(GROUP_TIMES_KEPT + 3)]
+    store.add_group_times(query("a"), POLICY, [*seen[:5], GROUP_TIMES[1]])
+    store.add_group_times(query("b"), POLICY, seen[5:])
+    assert store.group_times(query(), POLICY, [seen[0].key]) == seen[3:]
+    assert store.group_times(query(), POLICY, [GROUP_TIMES[1].key]) == [GROUP_TIMES[1]]
+
+
+@pytest.mark.parametrize("ms", [-0.1, float("nan"), float("inf")])
+def test_a_time_of_a_group_that_is_no_time_is_refused_with_all_that_came_with_it(store, ms):
+    with pytest.raises(ValueError, match="a group's time of"):
+        store.add_group_times(query(), POLICY, [GROUP_TIMES[0], replace(GROUP_TIMES[1], ms=ms)])
+    with pytest.raises(ValueError, match="without its key"):
+        store.add_group_times(query(), POLICY, [GROUP_TIMES[0], GroupTime("", 1.0, "1")])
+    assert store.group_times(query(), POLICY, [GROUP_TIMES[0].key]) == []
 
 
 def test_a_closed_store_says_so(store):

@@ -12,7 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stored import GROUPS, KNOB, NATIVE, SPLIT, failed, measurement, program, program_final, query, settled, winner
+from stored import (
+    GROUP_TIMES,
+    GROUPS,
+    KNOB,
+    NATIVE,
+    POLICY,
+    SPLIT,
+    failed,
+    measurement,
+    program,
+    program_final,
+    query,
+    settled,
+    winner,
+)
 
 from tuner.answer import ProgramChoice
 from tuner.cache.folder import make_folder
@@ -27,7 +41,7 @@ from tuner.measurement import Policy
 FIXTURES = Path(__file__).parent / "fixtures"
 # how the fixtures' numbers were measured: the first version's policy had five fields
 WARMED_UP = Policy("thread", 1, warm_up="stable", sample_ms=2.0)
-POLICIES = {1: Policy("thread", 1), 2: WARMED_UP, 3: WARMED_UP}
+POLICIES = {1: Policy("thread", 1), 2: WARMED_UP, 3: WARMED_UP, 4: WARMED_UP}
 TESTS = str(Path(__file__).parents[1])
 
 
@@ -307,6 +321,38 @@ def test_a_poisoned_row_does_not_hide_the_others(path):
         assert store.measurements(query().exact_key) == [measurement(plan=KNOB)]
 
 
+@pytest.mark.parametrize("poison", ["ms = -1", "ms = 9e999", "group_key = ''"])
+def test_a_poisoned_time_of_a_group_is_ignored_and_counted(path, poison):
+    with SqliteStore(path) as store:
+        store.add_group_times(query(), POLICY, GROUP_TIMES)
+    edit(path, f"UPDATE group_times SET {poison} WHERE id = 1")
+    with SqliteStore(path) as store:
+        assert store.group_times(query(), POLICY, ["", *(time.key for time in GROUP_TIMES)]) == [GROUP_TIMES[1]]
+        assert store.invalid_rows == 1
+
+
+def test_finding_the_times_of_a_group_reads_those_of_no_other(path):
+    with SqliteStore(path) as store:
+        store.add_group_times(query(), POLICY, GROUP_TIMES)
+        seen: list[str] = []
+        store._connection.set_trace_callback(seen.append)
+        store.group_times(query(), POLICY, [GROUP_TIMES[0].key])
+        store.add_group_times(query(), POLICY, GROUP_TIMES[:1])
+        store._connection.set_trace_callback(None)
+    connection = sqlite3.connect(path)
+    asked = [sql for sql in seen if "FROM group_times" in sql]
+    steps = [[row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}")] for sql in asked]
+    connection.close()
+    assert len(steps) == 2
+    searches = [
+        "group_times USING INDEX group_times_by_group (group_key=?",
+        "group_times USING COVERING INDEX group_times_by_group",
+    ]
+    for found, search in zip(steps, searches, strict=True):
+        assert any(search in step for step in found)
+        assert not any(step.startswith("SCAN group_times") for step in found)
+
+
 @pytest.mark.parametrize("file", sorted(FIXTURES.glob("schema-*.db")), ids=lambda file: file.stem)
 def test_a_store_of_every_released_schema_opens_and_reads(path, file):
     shutil.copy(file, path)
@@ -328,6 +374,8 @@ def test_a_store_of_every_released_schema_opens_and_reads(path, file):
             assert store.program_final(program().exact_key) == (None if schema == 1 else (replace(final, policy=policy), 2))
             chosen = ProgramChoice(native_table=NATIVE.native)
             assert store.program_choice(program().exact_key) == (None if schema < 3 else (chosen, 3))
+            times = [] if schema < 4 else list(GROUP_TIMES)
+            assert store.group_times(query("b"), policy, [time.key for time in GROUP_TIMES]) == times
             (place,) = store.programs_of(query("b").workload_key)
             assert (place.spec, place.position, place.exact_key) == ("made:up", 1, program().exact_key)
 
@@ -336,12 +384,15 @@ def test_a_store_of_every_released_schema_opens_and_reads(path, file):
 def test_an_old_store_is_brought_to_this_schema_once_it_is_opened_for_writing(path, schema):
     shutil.copy(FIXTURES / f"schema-{schema}.db", path)
     with SqliteStore(path, read_only=True) as before:
+        generation = before.generation()
         with SqliteStore(path) as store:
-            assert store.record_program_final(program_final(winner(query("a"), SPLIT))) == 3
-            assert store.record_program_choice(program(), NATIVE.native) == 4
+            assert store.record_program_final(program_final(winner(query("a"), SPLIT))) == generation + 1
+            assert store.record_program_choice(program(), NATIVE.native) == generation + 2
+            store.add_group_times(query("a"), POLICY, GROUP_TIMES)
         # one that was open all the while sees it
-        assert before.program_final(program().exact_key) == (program_final(winner(query("a"), SPLIT)), 3)
-        assert before.program_choice(program().exact_key) == (ProgramChoice(NATIVE.native), 4)
+        assert before.program_final(program().exact_key) == (program_final(winner(query("a"), SPLIT)), generation + 1)
+        assert before.program_choice(program().exact_key) == (ProgramChoice(NATIVE.native), generation + 2)
+        assert before.group_times(query("a"), POLICY, [GROUP_TIMES[0].key]) == [GROUP_TIMES[0]]
     connection = sqlite3.connect(path)
     new = sqlite3.connect(":memory:")
     assert schema_of(connection) == SCHEMA

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tuner.errors import StoreError
 
-SCHEMA = 3
+SCHEMA = 4
 APPLICATION_ID = 0x54554E45  # "TUNE", in SQLite's header: tells a store from the database of another program
 
 
