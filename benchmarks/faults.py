@@ -91,7 +91,7 @@ def sweep(store: Path, told: Path, floor_s: float, jobs: int) -> None:
     from tuner.measurement import Policy
     from tuner.search.bench import Bench
     from tuner.search.effort import EFFORTS
-    from tuner.search.screen import Rules
+    from tuner.search.rules import Rules
     from tuner.search.sweep import plan_sweep, run_sweep
     from tuner.search.workloads import resolve
     from tuner.workers import pool

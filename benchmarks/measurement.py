@@ -36,7 +36,7 @@ from tuner.plan import Plan
 from tuner.search.bench import Bench
 from tuner.search.effort import EFFORTS
 from tuner.search.race import run_race
-from tuner.search.screen import Rules
+from tuner.search.rules import Rules
 from tuner.search.sweep import plan_sweep, run_sweep
 from tuner.search.workloads import Resolved, resolve
 from tuner.search_spaces.space import Candidate

@@ -110,7 +110,7 @@ def sweep(
     from tuner.lookup.yielding import ask_to_yield
     from tuner.measurement import Policy
     from tuner.search.backward_data import filled
-    from tuner.search.screen import Rules
+    from tuner.search.rules import Rules
     from tuner.search.sweep import plan_sweep, run_sweep
 
     chosen = EFFORTS[effort]

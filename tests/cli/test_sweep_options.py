@@ -17,7 +17,7 @@ from tuner.cli.main import main
 from tuner.errors import DeviceBusy, UnsupportedGraph, WorkerDied
 from tuner.measurement import Policy
 from tuner.search.effort import EFFORTS
-from tuner.search.screen import Rules
+from tuner.search.rules import Rules
 from tuner.search.sweep import Outcome, Sweep
 from tuner.search.workloads import Resolved
 from tuner.workload.graph import Graph, Node

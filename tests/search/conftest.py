@@ -14,7 +14,9 @@ from tuner.measurement import Policy
 from tuner.search.bench import Bench
 from tuner.search.effort import Effort
 from tuner.search.progress import Progress
-from tuner.search.screen import Rules, Screening, screen
+from tuner.search.rules import Rules
+from tuner.search.screen import screen
+from tuner.search.screened import Screening
 from tuner.search.sweep import Sweep, plan_sweep, run_sweep
 from tuner.search.workloads import Resolved
 

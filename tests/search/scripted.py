@@ -15,7 +15,7 @@ from tuner.plan import Groups, Plan, canonical_groups
 from tuner.search.bench import DEFAULT, Bench
 from tuner.search.effort import Effort
 from tuner.search.progress import Progress
-from tuner.search.screen import SEED, Rules
+from tuner.search.rules import SEED, Rules
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.space import Candidate
 from tuner.workload.graph import Graph, Node

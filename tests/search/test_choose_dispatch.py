@@ -16,7 +16,7 @@ from tuner.errors import UnsupportedGraph
 from tuner.plan import Plan
 from tuner.search.dispatch import buckets_of, merged
 from tuner.search.final import run_finals
-from tuner.search.screen import Rules
+from tuner.search.rules import Rules
 from tuner.search_spaces.space import Candidate
 from tuner.workload.shapes import Dim, Shapes
 

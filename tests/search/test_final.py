@@ -20,7 +20,8 @@ from tuner.search.bench import DEFAULT
 from tuner.search.effort import EFFORTS, Effort
 from tuner.search.final import Evidence, conclude, interval, run_finals
 from tuner.search.race import ALIKE
-from tuner.search.screen import SEED, Finalist, Rules, Screening
+from tuner.search.rules import SEED, Rules
+from tuner.search.screened import Finalist, Screening
 from tuner.search_spaces.space import Candidate
 
 A, B, BOTH = Plan(native=(GELU,)), Plan(native=(SILU,)), Plan(native=(GELU, SILU))

@@ -15,7 +15,7 @@ from tuner.measurement import Measurement
 from tuner.plan import Plan
 from tuner.search.bench import DEFAULT
 from tuner.search.heats import preference, race, racers_of
-from tuner.search.screen import Finalist, Screening
+from tuner.search.screened import Finalist, Screening
 from tuner.search_spaces.space import Candidate
 
 A, B, C = Plan(native=(GELU,)), Plan(native=(SILU,)), Plan(config=(("realize_reads_threshold", 2),))

@@ -15,7 +15,7 @@ from tuner.cache.sqlite import SqliteStore
 from tuner.errors import DeviceBusy, UnsupportedGraph, WorkerDied, WorkerTimeout
 from tuner.measurement import Policy
 from tuner.plan import Plan
-from tuner.search.screen import MAX_JOBS
+from tuner.search.rules import MAX_JOBS
 from tuner.search.sweep import plan_sweep, run_sweep
 from tuner.search_spaces.space import Candidate, candidates
 from tuner.workers.limits import WARM_UP_SAMPLES

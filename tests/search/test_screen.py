@@ -14,7 +14,8 @@ from tuner.errors import DeviceBusy, UnsupportedGraph, WorkerDied, WorkerTimeout
 from tuner.measurement import Measurement, Policy
 from tuner.plan import Groups, Plan
 from tuner.search.bench import Bench
-from tuner.search.screen import Rules, Screening
+from tuner.search.rules import Rules
+from tuner.search.screened import Screening
 from tuner.search_spaces.fusion import no_fusion, single_splits
 from tuner.search_spaces.inductor_knobs import KNOBS
 from tuner.search_spaces.space import Candidate, candidates
@@ -249,7 +250,7 @@ def test_trials_are_the_budget(run, limit: int) -> None:
 
 def test_seconds_are_the_budget(run, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("tuner.search.screen.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tuner.search.budget.time.monotonic", lambda: now[0])
 
     def verdict(plan: Plan) -> Told:
         now[0] += 4.0
@@ -269,7 +270,7 @@ def test_a_candidate_that_hangs_does_not_use_up_the_seconds_of_the_others_unless
     run, monkeypatch: pytest.MonkeyPatch, hanging: int, tried: int
 ) -> None:
     now, hung = [0.0], [0]
-    monkeypatch.setattr("tuner.search.screen.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tuner.search.budget.time.monotonic", lambda: now[0])
 
     def verdict(plan: Plan) -> Told:
         hung[0] += 1

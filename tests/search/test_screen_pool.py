@@ -69,7 +69,7 @@ def test_what_fails_alone_too_has_the_verdict_of_the_process_that_measures(run, 
 
 def test_the_clock_is_looked_at_between_the_candidates_of_a_batch(run, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("tuner.search.screen.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tuner.search.budget.time.monotonic", lambda: now[0])
 
     def verdict(plan: Plan) -> Told:
         now[0] += 5.0

@@ -13,7 +13,7 @@ from tuner.cache.sqlite import SqliteStore
 from tuner.measurement import Measurement
 from tuner.plan import Plan
 from tuner.search.final import interval, intervals_by_size
-from tuner.search.screen import slower_at
+from tuner.search.screened import slower_at
 from tuner.workers.limits import OPEN_S
 from tuner.workers.process import START_S
 

@@ -51,6 +51,14 @@ def median_ratio(default_ms: Sequence[float], candidate_ms: Sequence[float], siz
     return median_of(default_ms, sizes) / median_of(candidate_ms, sizes)
 
 
+def relative_error(default_ms: Sequence[float], candidate_ms: Sequence[float], sizes: int = 1) -> float:
+    """Standard error of `median_ratio`, relative, from the scatter of paired rounds: rough, and blind to odd processes."""
+    logs = np.log(np.asarray(default_ms)) - np.log(np.asarray(candidate_ms))
+    variances = [float(np.var(logs[i::sizes], ddof=1)) if len(logs) > sizes else 0.0 for i in range(sizes)]
+    # pi / 2: a median scatters more than a mean, by that.
+    return float(np.sqrt(np.pi / 2 * np.mean(variances) / len(logs)))
+
+
 def at_size(processes: Sequence[Pair], size: int, sizes: int) -> list[Pair]:
     """The samples of one of several sizes."""
     return [(default_ms[size::sizes], candidate_ms[size::sizes]) for default_ms, candidate_ms in processes]

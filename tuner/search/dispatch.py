@@ -27,7 +27,8 @@ from tuner.search.final import conclude, run_finals
 from tuner.search.heats import race
 from tuner.search.progress import Progress
 from tuner.search.provenance import provenance
-from tuner.search.screen import SEED, Finalist, Screening
+from tuner.search.rules import SEED
+from tuner.search.screened import Finalist, Screening
 from tuner.search.whole import MAX_ERROR, Process, judged, one_that_lives, plans_of, programs_of, store_of, whole_request
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.space import Candidate

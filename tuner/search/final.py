@@ -18,7 +18,8 @@ from tuner.search.effort import Effort
 from tuner.search.heats import preference
 from tuner.search.provenance import provenance
 from tuner.search.race import ALIKE
-from tuner.search.screen import SEED, Finalist, Rules, Screening, measured, status_of
+from tuner.search.rules import SEED, Rules
+from tuner.search.screened import Finalist, Screening, measured, status_of
 from tuner.search_spaces.space import SPACE_VERSION
 
 # An interval that is narrower, relative to its value, is as good as it gets: a true gain of 1% and a little is given up.

@@ -14,7 +14,7 @@ from tuner.search.effort import Effort
 from tuner.search.progress import Progress
 from tuner.search.provenance import provenance
 from tuner.search.race import ALIKE, run_race
-from tuner.search.screen import Finalist, Screening, measured, status_of
+from tuner.search.screened import Finalist, Screening, measured, status_of
 
 
 def race(bench: Bench, screening: Screening, store: Store, effort: Effort, progress: Progress) -> list[Finalist]:

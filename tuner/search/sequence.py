@@ -11,7 +11,7 @@ from tuner.canonical import named_fields
 from tuner.measurement import Policy, ProgramFinal, Winner
 from tuner.plan import Plan
 from tuner.search.effort import Effort
-from tuner.search.screen import SEED
+from tuner.search.rules import SEED
 from tuner.search.whole import Process, has_plan, judged, one_that_lives, plans_of, programs_of
 from tuner.search.workloads import Resolved
 from tuner.target import Query

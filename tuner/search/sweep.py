@@ -19,7 +19,9 @@ from tuner.search.final import conclude, run_finals
 from tuner.search.heats import race
 from tuner.search.native_table import TableSearch, choose_table, sizes_vary, wants_table, withdraw_choices
 from tuner.search.progress import Progress
-from tuner.search.screen import MAX_JOBS, SEED, Rules, Screening, screen
+from tuner.search.rules import MAX_JOBS, SEED, Rules
+from tuner.search.screen import screen
+from tuner.search.screened import Screening
 from tuner.search.sequence import hold_sequence_finals, sequences_of
 from tuner.search.whole import has_callable, hold_whole_final, plans_of, programs_of
 from tuner.search.workloads import Resolved
