@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuner.anatomy import Anatomy
 from tuner.canonical import named_fields
 from tuner.errors import DeviceBusy, WorkerDied, WorkerError, WorkerTimeout
 from tuner.measurement import Policy
@@ -103,9 +104,7 @@ class Bench:
 
         Raises WorkerError, UnsupportedGraph where a new worker cannot open the graph again: that is not the plan's fault.
         """
-        if self._worker is None:
-            assert self._resolved is not None
-            self.open(self._resolved)
+        self._reopen()
         request = {"plan": plan.to_json(), "expected": expected, "seen_codes": list(seen_codes)}
         try:
             with self._spent("compiling"):
@@ -118,6 +117,22 @@ class Bench:
         if verdict.get("sticky"):
             self.close()
         return verdict
+
+    def _reopen(self) -> None:
+        if self._worker is None:
+            assert self._resolved is not None
+            self.open(self._resolved)
+
+    def anatomy(self, plan: Plan) -> Anatomy | dict[str, Any]:
+        """The anatomy of the open graph under `plan`, or the verdict that its lowering ends with. Raises as `try_plan` does."""
+        self._reopen()
+        try:
+            with self._spent("compiling"):
+                told = self._ask(limits(self.default).compile_s, do="anatomy", plan=plan.to_json())
+        except WorkerError as error:
+            return lost(error)
+        self._bytes = told.get("resident_bytes", 0)
+        return Anatomy.from_json(told["anatomy"]) if told["status"] == "ok" else told
 
     def replace_if_leaking(self) -> None:
         """Ends a worker that has grown too much: the next trial starts another. To be called when nothing live is needed more."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
 
+from tuner.anatomy import Anatomy
+from tuner.compilers.inductor.anatomy import read_anatomy
 from tuner.compilers.inductor.apply import Realised, compile_candidate
 from tuner.compilers.inductor.decompose import TableWithout, late_decompose
 from tuner.compilers.inductor.hooks import inductor_config
@@ -20,6 +22,8 @@ from tuner.workload.fx import to_fx
 from tuner.workload.graph import Graph, TensorMeta
 from tuner.workload.inputs import empty
 from tuner.workload.symbolic import Guarded, symbolic_module
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -75,21 +79,25 @@ class Builder:
         started = time.perf_counter()
         gm, inputs = self.module(plan)
         function, realised = compile_candidate(
-            gm,
-            inputs,
-            plan,
-            expected=expected,
-            seen_codes=seen_codes,
-            own_copy=own_copy,
-            static_input_idxs=self.graph.call_positions,
-            is_inference=self.graph.phase == "inference",
-            is_backward=self.graph.phase == "backward",
-            cpp_wrapper=inductor_config.cpp_wrapper,
-            graph_id=0,
-            get_decomp_fn=TableWithout(plan.native),
+            gm, inputs, plan, expected=expected, seen_codes=seen_codes, own_copy=own_copy, **self._settings(plan)
         )
         holds = Guarded(inputs[: len(self.graph.symbols)]) if self.graph.symbols else Built.holds
         return Built(function, realised, time.perf_counter() - started, holds)
+
+    def _settings(self, plan: Plan) -> dict[str, Any]:
+        """What Inductor's inner step is told of the graph."""
+        return {
+            "static_input_idxs": self.graph.call_positions,
+            "is_inference": self.graph.phase == "inference",
+            "is_backward": self.graph.phase == "backward",
+            "cpp_wrapper": inductor_config.cpp_wrapper,
+            "graph_id": 0,
+            "get_decomp_fn": TableWithout(plan.native),
+        }
+
+    def anatomy(self, plan: Plan) -> Anatomy | dict[str, Any]:
+        """What comes of a lowering of the graph under `plan`, or the verdict that it ends with: see `attempt`."""
+        return _verdict_or(lambda: read_anatomy(*self.module(plan), plan, **self._settings(plan)))
 
     def attempt(self, plan: Plan, expected: Any, seen_codes: Sequence[str], own_copy: str = "") -> Built | dict[str, Any]:
         """`build`, or the verdict that it ends with.
@@ -98,20 +106,26 @@ class Builder:
         the `expected` ones came out: see realised), "refused" (the plan may not be applied to this graph); the last three come
         before the C++ compiler runs.
         """
-        started = time.perf_counter()
-        try:
-            return self.build(plan, None if expected is None else canonical_groups(expected), seen_codes, own_copy)
-        except DuplicateCode as error:
-            verdict: dict[str, Any] = {"status": "duplicate", "code_key": error.code_key}
-        except PlanNotRealised as error:
-            realised = [list(group) for group in error.groups]
-            verdict = {"status": "not_realised", "message": str(error), "realised": realised}
-        except PlanRefused as error:
-            verdict = {"status": "refused", "why": "not allowed here", "message": str(error)}
-        # A border of the worker loop: whatever compiling a candidate raises is a verdict on it.
-        except BaseException as error:
-            verdict = {"status": "out_of_resources" if starved(error) else "compile_error", **failure(error)}
-        return {**verdict, "compile_s": time.perf_counter() - started}
+        groups = None if expected is None else canonical_groups(expected)
+        return _verdict_or(lambda: self.build(plan, groups, seen_codes, own_copy))
+
+
+def _verdict_or(compile_it: Callable[[], Made]) -> Made | dict[str, Any]:
+    """What compiling a candidate gives, or the verdict that it ends with: see `Builder.attempt`."""
+    started = time.perf_counter()
+    try:
+        return compile_it()
+    except DuplicateCode as error:
+        verdict: dict[str, Any] = {"status": "duplicate", "code_key": error.code_key}
+    except PlanNotRealised as error:
+        realised = [list(group) for group in error.groups]
+        verdict = {"status": "not_realised", "message": str(error), "realised": realised}
+    except PlanRefused as error:
+        verdict = {"status": "refused", "why": "not allowed here", "message": str(error)}
+    # A border of the worker loop: whatever compiling a candidate raises is a verdict on it.
+    except BaseException as error:
+        verdict = {"status": "out_of_resources" if starved(error) else "compile_error", **failure(error)}
+    return {**verdict, "compile_s": time.perf_counter() - started}
 
 
 def native_order(graph: Graph, native: Graph) -> list[int]:

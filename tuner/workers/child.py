@@ -11,6 +11,7 @@ Requests, by "do":
     backward data: forward, backward                   the backward with data; see fill_backward_data
     try: plan, expected, seen_codes, own_copy          a verdict; see Session.try_plan
     compile: the same                                  a verdict without a run
+    anatomy: plan                                      the leaves of the graph, lowered only; see CompileSession.anatomy
     time: keys, samples, seed, patience                {times, conditions, busy}; see Session.time_plans
     forget: keys                                       compiled candidates dropped
     close                                              the session dropped
@@ -94,6 +95,8 @@ class Handler:
                 return self.backward_data(request)
             case "try" | "compile":
                 return self.attempt(request)
+            case "anatomy":
+                return self.anatomy(request)
             case "time":
                 return self.session.time_plans(request["keys"], request["samples"], request["seed"], request.get("patience", 0))
             case "forget":
@@ -178,6 +181,11 @@ class Handler:
         plan = Plan.from_json(request["plan"])
         act = self.session.try_plan if request["do"] == "try" else self.session.compile_plan
         return act(plan, request["expected"], request["seen_codes"], request.get("own_copy", ""))
+
+    def anatomy(self, request: dict[str, Any]) -> Any:
+        from tuner.plan import Plan
+
+        return self.session.anatomy(Plan.from_json(request["plan"]))
 
     def close(self) -> None:
         self.session = None

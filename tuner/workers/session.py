@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.anatomy import Anatomy
 from tuner.errors import UnsupportedGraph
 from tuner.measure.device import Device
 from tuner.measurement import Policy, describe_sizes
@@ -58,6 +59,12 @@ class CompileSession:
         """See Builder.attempt; the candidate is not run and not kept."""
         built = self.builder.attempt(plan, expected, seen_codes, own_copy)
         return {**(built.describe() if isinstance(built, Built) else built), "resident_bytes": resident_bytes_now()}
+
+    def anatomy(self, plan: Plan) -> dict[str, Any]:
+        """status "ok" with the anatomy of the graph under `plan`, or a verdict of Builder.attempt's; nothing is compiled."""
+        read = self.builder.anatomy(plan)
+        told = {"status": "ok", "anatomy": read.to_json()} if isinstance(read, Anatomy) else read
+        return {**told, "resident_bytes": resident_bytes_now()}
 
 
 class Session(CompileSession):

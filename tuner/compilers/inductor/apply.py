@@ -23,15 +23,18 @@ from tuner.compilers.inductor.hooks import (
     compile_fx_inner,
     inductor_config,
 )
-from tuner.compilers.inductor.leaves import local_ids, realised_groups
+from tuner.compilers.inductor.leaves import SizeTexts, local_ids, realised_groups
 from tuner.compilers.inductor.users import users_hooks
 from tuner.errors import DuplicateCode, PlanNotRealised, PlanRefused, find_cause
 from tuner.plan import Groups, Plan
+from tuner.workload.fx import canonical_order
 
 # Changes when the way plans are applied changes: it is in the compile caches' key.
 APPLY_VERSION = 1
 # From a leaf's id to the number of its group; its repr says which function it is.
 GroupOf = Callable[[str], int]
+# Is given the scheduler's nodes before fusion, the ids of their leaves, the canonical order, and texts of sizes.
+Inspect = Callable[[Sequence[Any], dict[str, str], Sequence[fx.Node], SizeTexts], None]
 # What fuses with nothing.
 NO_GROUP = -1
 
@@ -45,6 +48,8 @@ class Realised:
     code_key: str | None = None
     # Whether the plan was in force when a graph was compiled, or answered by Inductor's own cache.
     in_force: bool = False
+    # Called once leaves have names.
+    inspect: Inspect | None = None
 
 
 def _within_a_graph() -> bool:
@@ -76,8 +81,11 @@ class ReadBack(CustomSchedulerPass):
             nodes = nodes if self.users is None else self.users(nodes)
             lowered = V.graph
             phase = "inference" if lowered.is_inference else "backward" if lowered.is_backward else "forward"
-            ids = local_ids(nodes, lowered.graph, phase, lowered.sizevars.inv_precomputed_replacements)
-            self.realised.ids.update(ids)
+            order = canonical_order(lowered.graph, phase)
+            text = SizeTexts(order, lowered.sizevars.inv_precomputed_replacements)
+            self.realised.ids.update(local_ids(nodes, order, text))
+            if self.realised.inspect is not None:
+                self.realised.inspect(nodes, self.realised.ids, order, text)
             return nodes
         self.realised.groups = realised_groups(nodes, self.realised.ids)
         if self.expected is not None and self.realised.groups != self.expected:
@@ -232,6 +240,7 @@ def compile_candidate(
     expected: Groups | None = None,
     seen_codes: Iterable[str] = (),
     own_copy: str = "",
+    inspect: Inspect | None = None,
     **kwargs: Any,
 ) -> tuple[Callable[[list[Any]], Any], Realised]:
     """Compiles a post-AOTAutograd graph under `plan`, without compile caches, and says what came out.
@@ -241,7 +250,7 @@ def compile_candidate(
     Raises DuplicateCode (before the C++ compiler runs) for code in `seen_codes`, PlanNotRealised where the groups are not the
     `expected` ones, PlanRefused for a graph that must not be left to eager, and whatever the compiler raises.
     """
-    realised = Realised({})
+    realised = Realised({}, inspect=inspect)
     # As compile_fx marks it for inference graphs: the strides of what the user sees are kept.
     (output,) = gm.graph.find_nodes(op="output")
     visible = [i for i, value in enumerate(output.args[0]) if isinstance(value, fx.Node)]

@@ -9,7 +9,6 @@ from typing import Any
 from torch import fx
 
 from tuner.plan import Groups, canonical_groups
-from tuner.workload.fx import canonical_order
 from tuner.workload.opaque import hashed
 from tuner.workload.symbols import expression_of, sizes_in, written
 
@@ -35,17 +34,23 @@ class SizeTexts:
     def __call__(self, size: Any) -> str:
         if not getattr(size, "free_symbols", None):
             return str(size).replace(" ", "")
-        size = size.xreplace(self._precomputed)
-        self._number(size)
-        text = written(size, self._numbers)
+        text = self.within(size, {})
         return text if len(text) <= LONGEST_SIZE else hashed(text)[:16]
 
-    def _number(self, size: Any) -> None:
+    def within(self, expression: Any, variables: Mapping[Any, Any]) -> str:
+        """The text, however long, of an expression that holds sizes and `variables`, which are called s and what they map to."""
+        if self._precomputed:
+            expression = expression.xreplace(self._precomputed)
+        self._number(expression, variables)
+        return written(expression, {**self._numbers, **variables} if variables else self._numbers)
+
+    def _number(self, size: Any, variables: Mapping[Any, Any] | None = None) -> None:
         for symbol in sorted(size.free_symbols, key=str):
-            self._numbers.setdefault(symbol, len(self._numbers))
+            if not variables or symbol not in variables:
+                self._numbers.setdefault(symbol, len(self._numbers))
 
 
-def _sizes(leaf: Any, text: SizeTexts) -> str:
+def sizes_of(leaf: Any, text: SizeTexts) -> str:
     """Iteration sizes of a leaf, "2048x1024|1024": of its loops where it has any, else of its output."""
     group = getattr(leaf, "group", None)
     if group is not None:
@@ -54,28 +59,24 @@ def _sizes(leaf: Any, text: SizeTexts) -> str:
     return "x".join(map(text, getattr(layout, "size", ())))
 
 
-def _ir_class(leaf: Any) -> str:
+def ir_class(leaf: Any) -> str:
     kind, data = type(leaf.node).__name__, getattr(leaf.node, "data", None)
     return f"{kind}.{type(data).__name__}" if kind == "ComputedBuffer" else kind
 
 
-def local_ids(
-    nodes: Sequence[Any], graph: fx.Graph, phase: str = "inference", precomputed: Mapping[Any, Any] | None = None
-) -> dict[str, str]:
+def local_ids(nodes: Sequence[Any], order: Sequence[fx.Node], text: SizeTexts) -> dict[str, str]:
     """The local id of every leaf under `nodes`, by the compiler's own name for it ("op3").
 
-    A local id is the canonical position of the leaf's last origin in the post-grad `graph`, its iteration sizes, its IR class and
-    an ordinal among leaves that agree in these. The compiler numbers leaves in the order of the statements, and names symbols
-    after variables; local ids depend on neither. precomputed: see `SizeTexts`.
+    A local id is the place of the leaf's last origin in `order`, the canonical order of the post-grad graph, its iteration sizes,
+    its IR class and an ordinal among leaves that agree in these. The compiler numbers leaves in the order of the statements, and
+    names symbols after variables; local ids depend on neither.
     """
-    order = canonical_order(graph, phase)
-    text = SizeTexts(order, precomputed or {})
     position = {node: i for i, node in enumerate(order)}
     ids: dict[str, str] = {}
     seen: Counter[str] = Counter()
     for leaf in (leaf for node in nodes for leaf in node.get_nodes()):
         origins = [position[origin] for origin in leaf.node.origins if origin in position] if leaf.node is not None else []
-        name = f"{max(origins, default=len(position))}:{_sizes(leaf, text)}:{_ir_class(leaf)}"
+        name = f"{max(origins, default=len(position))}:{sizes_of(leaf, text)}:{ir_class(leaf)}"
         ids[leaf.get_name()] = f"{name}:{seen[name]}"
         seen[name] += 1
     return ids

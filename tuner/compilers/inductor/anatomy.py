@@ -1,0 +1,205 @@
+"""The anatomy of a graph, read off Inductor's scheduler: a lowering says it, no code is generated.
+
+Read in torch 2.13.0: torch/_inductor/scheduler.py (Scheduler.compute_dependencies: mutations are renamed, `mutation_real_name`
+leads back), ir.py, loop_body.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tuner.anatomy import Anatomy, Buffer, Leaf, Op
+from tuner.compilers.inductor.apply import compile_candidate
+from tuner.compilers.inductor.hooks import V
+from tuner.compilers.inductor.leaves import SizeTexts, ir_class, sizes_of
+from tuner.compilers.inductor.loop_text import LoopTexts, accesses
+from tuner.errors import PlanNotRealised
+from tuner.plan import Groups, Plan, leaf_order
+from tuner.workload.opaque import hashed, name_of
+from tuner.workload.order import is_input
+
+# What no grouping is: asked for, it ends a compilation after fusion.
+NEVER: Groups = ()
+
+
+def read_anatomy(gm: fx.GraphModule, inputs: Sequence[Any], plan: Plan, **kwargs: Any) -> Anatomy:
+    """The anatomy of a post-AOTAutograd graph under `plan`; groups are those that came of it, whatever the plan asks for.
+
+    The graph must already hold the native ops that the plan keeps. kwargs: as compile_candidate's. Of graphs within the graph
+    nothing is told. Raises PlanRefused, and whatever the compiler raises while it lowers.
+    """
+    reader = _Reader()
+    try:
+        compile_candidate(gm, inputs, plan, expected=NEVER, inspect=reader, **kwargs)
+    except PlanNotRealised as error:
+        return reader.anatomy(error.groups)
+    # A graph without operations is not lowered.
+    return reader.anatomy(())
+
+
+class _Reader:
+    """Keeps what it is shown before fusion, which changes the scheduler's nodes."""
+
+    def __init__(self) -> None:
+        self.leaves: tuple[Leaf, ...] = ()
+        self.buffers: tuple[Buffer, ...] = ()
+        self.ops: tuple[Op, ...] = ()
+
+    def __call__(self, nodes: Sequence[Any], ids: dict[str, str], order: Sequence[fx.Node], text: SizeTexts) -> None:
+        found = {leaf.get_name(): (leaf, node) for node in nodes for leaf in node.get_nodes()}
+        names = sorted(found, key=lambda name: leaf_order(ids[name]))
+        memory, operations = _Memory(text), _Operations(order)
+        number = {name: i for i, name in enumerate(names)}
+        loops = LoopTexts(text)
+        leaves = []
+        for name in names:
+            leaf, node = found[name]
+            fusable = _is_fusable(leaf, node)
+            reads, writes = accesses(leaf._body) if fusable else _of_a_call(leaf)
+            touched = memory.numbers(reads), memory.numbers(writes)
+            content = _content(leaf, loops(leaf._body) if fusable else "", memory, (reads, writes), text)
+            after = sorted({number[before] for before in _before(leaf) if before in number and before != name})
+            made_of = operations.of(leaf, fusable)
+            leaves.append(Leaf(ids[name], ir_class(leaf), fusable, content, *touched, tuple(after), made_of))
+        self.leaves = tuple(leaves)
+        self.buffers, self.ops = memory.buffers(), operations.ops()
+
+    def anatomy(self, groups: Groups) -> Anatomy:
+        return Anatomy(self.leaves, self.buffers, self.ops, groups)
+
+
+def _is_fusable(leaf: Any, node: Any) -> bool:
+    """Whether loops are generated for a leaf under a scheduler's `node`, which may be a list of them that stays together."""
+    return ir_class(leaf).startswith("ComputedBuffer") and not leaf.is_template() and not node.is_foreach() and leaf is node
+
+
+def _of_a_call(leaf: Any) -> tuple[list[str], list[str]]:
+    """Names of what a leaf without loops reads and writes; what only orders it is not read."""
+    reads = [dep.name for dep in leaf.read_writes.reads if type(dep).__name__ != "WeakDep"]
+    return list(dict.fromkeys(reads)), [buffer.get_name() for buffer in leaf.get_outputs()]
+
+
+def _before(leaf: Any) -> Iterable[str]:
+    """Names of the leaves that must run before, whatever for."""
+    buffers = leaf.scheduler.name_to_buf
+    return (buffers[dep.name].defining_op_name() for dep in leaf.unmet_dependencies if dep.name in buffers)
+
+
+def _content(leaf: Any, loops: str, memory: _Memory, touched: tuple[list[str], list[str]], text: SizeTexts) -> str:
+    device = leaf.get_device()
+    told: list[Any] = [ir_class(leaf), "" if device is None else device.type]
+    if loops:
+        told += [loops, [[memory.dtype(name) for name in names] for names in touched]]
+        if "scan(" in loops:
+            # What a scan does to its elements is a function of Python's.
+            told.append(sorted({str(origin.target) for origin in leaf.node.origins}))
+    else:
+        target = getattr(leaf.node, "op_overload", None)
+        named = name_of(target) if target is not None else getattr(leaf.node, "python_kernel_name", None)
+        told += [str(named or ""), sizes_of(leaf, text), [[memory.meta(name) for name in names] for names in touched]]
+    return hashed(told)[:32]
+
+
+class _Memory:
+    """Numbers buffers as they are asked for: whatever aliases or rewrites one is that one."""
+
+    def __init__(self, text: SizeTexts):
+        self.text, self.graph, self.scheduler = text, V.graph, V.graph.scheduler
+        self._numbers: dict[str, int] = {}
+        self._written: set[str] = set()
+
+    def numbers(self, names: Iterable[str]) -> tuple[int, ...]:
+        held = dict.fromkeys(self._holder(name) for name in names)
+        return tuple(self._numbers.setdefault(name, len(self._numbers)) for name in held)
+
+    def _holder(self, name: str) -> str:
+        """The buffer in whose memory this one lies."""
+        for _ in range(len(self.scheduler.name_to_buf) + 1):
+            real = self.scheduler.mutation_real_name.get(name, name)
+            buffer = self.scheduler.name_to_buf.get(real)
+            aliased = list(buffer.get_aliases()) if buffer is not None else []
+            following = aliased[0] if len(aliased) == 1 else real
+            if following == name:
+                return name
+            name = following
+        return name
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        yielded = {self._holder(name) for name in self.graph.get_output_names()}
+        rewritten = {self._holder(name) for name in self.scheduler.mutation_real_name}
+        return tuple(self._buffer(name, yielded, rewritten) for name in self._numbers)
+
+    def _buffer(self, name: str, yielded: set[str], rewritten: set[str]) -> Buffer:
+        source = "input" if name in self.graph.graph_inputs else "constant" if name in self.graph.constants else "leaf"
+        escapes = name in yielded or (source != "leaf" and name in rewritten)
+        return Buffer(self.meta(name), self._bytes(name), source, escapes)
+
+    def _layout(self, name: str) -> Any:
+        """None for what is no memory of its own: a tuple, nothing, an object."""
+        buffer: Any = self.graph.try_get_buffer(self._holder(name))
+        layout = buffer.maybe_get_layout() if hasattr(buffer, "maybe_get_layout") else None
+        return layout if layout is not None and hasattr(layout, "stride") and hasattr(layout, "size") else None
+
+    def dtype(self, name: str) -> str:
+        layout = self._layout(name)
+        return "" if layout is None else str(layout.dtype).removeprefix("torch.")
+
+    def meta(self, name: str) -> str:
+        if (layout := self._layout(name)) is None:
+            return "none"
+        sizes, strides = (",".join(map(self.text, part)) for part in (layout.size, layout.stride))
+        return f"{self.dtype(name)}[{sizes}]{{{strides}}}"
+
+    def _bytes(self, name: str) -> int:
+        """What the elements of a buffer take, those once that several places share; symbols by the sizes of its making."""
+        if (layout := self._layout(name)) is None:
+            return 0
+        sizes, strides = ([_hint(size) for size in part] for part in (layout.size, layout.stride))
+        if 0 in sizes:
+            return 0
+        extent, elements = 1, 1
+        for size, stride in zip(sizes, strides, strict=True):
+            extent, elements = extent + (size - 1) * abs(stride), elements * size
+        return min(extent, elements) * int(layout.dtype.itemsize)
+
+
+def _hint(size: Any) -> int:
+    return size if isinstance(size, int) else int(V.graph.sizevars.optimization_hint(size, fallback=1))
+
+
+class _Operations:
+    """Numbers the operations of a graph by the canonical order."""
+
+    def __init__(self, order: Sequence[fx.Node]):
+        self.nodes = [node for node in order if node.op == "call_function" and not is_input(node)]
+        self.number = {node: i for i, node in enumerate(self.nodes)}
+        self.position = {node: i for i, node in enumerate(order)}
+        self._inlined: set[fx.Node] = set()
+        self._stored: set[fx.Node] = set()
+
+    def of(self, leaf: Any, fusable: bool) -> tuple[int, ...]:
+        origins = set(leaf.node.origins) & self.number.keys()
+        (self._inlined if fusable else self._stored).update(origins)
+        self._stored.add(leaf.node.get_origin_node())
+        return tuple(sorted(self.number[origin] for origin in origins))
+
+    def ops(self) -> tuple[Op, ...]:
+        return tuple(self._op(node) for node in self.nodes)
+
+    def _op(self, node: fx.Node) -> Op:
+        inputs = sorted({self.number[value] for value in node.all_input_nodes if value in self.number})
+        inlined = node in self._inlined and node not in self._stored
+        cut = f"{node.meta.get('tuner_position', self.position[node])}:{name_of(node.target)}"
+        return Op(name_of(node.target), tuple(inputs), cut if inlined and is_cuttable(node) else "")
+
+
+def is_cuttable(node: fx.Node) -> bool:
+    """Whether a value that lies within a leaf may be put into memory instead."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return not node.target.is_view and any(user.op != "output" for user in node.users)
