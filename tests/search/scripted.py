@@ -63,8 +63,8 @@ class Script:
     raised, as by a lost worker; {"raise when timed": error} when the plan is timed. opening: what differs in the answer to
     "open", by the graph's name. busy: what makes a stretch of these plans untrustworthy, if anything. whole: what differs in the
     answer to "open whole" or "open sequence", with "ms", the times of default and planned, one pair for each process. at: by how
-    much a plan, or the default, takes longer at one of a symbolic graph's sizes. limits_s: of each "time"; opening_limits_s:
-    of each "open".
+    much a plan, or the default, takes longer at one of a symbolic graph's sizes. profiled: a verdict on a plan whose
+    kernels have no times, or {"raise": error}. limits_s: of each "time"; opening_limits_s: of each "open".
     """
 
     def __init__(
@@ -77,8 +77,9 @@ class Script:
         busy: Callable[[Sequence[Plan]], str | None] = lambda plans: None,
         whole: Callable[[str, int], Told] = lambda spec, process: {},
         at: Callable[[Plan, tuple[int, ...]], float] = lambda plan, size: 1.0,
+        profiled: Callable[[Plan], Told] = lambda plan: {},
     ):
-        self.at = at
+        self.at, self.profiled = at, profiled
         self.ms, self.verdict, self.odd, self.opening, self.busy, self.whole = ms, verdict, odd, opening, busy, whole
         self.requests: list[Told] = []
         self.limits_s: list[float] = []
@@ -126,7 +127,7 @@ class ScriptedWorker:
         if request["do"] in (limits := {"time": self.script.limits_s, "open": self.script.opening_limits_s}):
             limits[request["do"]].append(timeout_s)
         answers = {"open": self._open, "try": self._try, "time": self._time, "open whole": self._open_whole}
-        answers["open sequence"] = self._open_sequence
+        answers |= {"open sequence": self._open_sequence, "profile": self._profile}
         return answers[request["do"]](**{name: value for name, value in request.items() if name != "do"})
 
     def _raising(self, told: Told) -> Told:
@@ -170,6 +171,19 @@ class ScriptedWorker:
                 self._raising({"raise": error})
         times = {plan.key: self._samples(plan, samples) for plan in plans}
         return {**CONDITIONS, "times": times, "busy": self.script.busy(plans[1:]), "resident_bytes": self.resident}
+
+    def _profile(self, plans: list[Told], rounds: int, seed: int) -> Told:
+        """One kernel in which all the time is spent."""
+        times, failed = {}, {}
+        for plan in (DEFAULT, *map(Plan.from_json, plans)):
+            told = self._raising({**self.script.profiled(plan)})
+            leaves = [leaf for group in ONE_GROUP for leaf in group]
+            ms = 1.0 if plan.is_default else self.script.ms(plan)
+            if "status" in told:
+                failed[plan.key] = told
+            else:
+                times[plan.key] = {"kernels": [[leaves, ms]], "library_ms": 0.0, "total_ms": ms}
+        return {**CONDITIONS, "status": "ok", "times": times, "failed": failed, "resident_bytes": self.resident}
 
     def _samples(self, plan: Plan, samples: int) -> list[float]:
         made = noisy(1.0 if plan.is_default else self.script.ms(plan) * self.script.odd(plan, self.number), samples)

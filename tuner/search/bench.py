@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.anatomy import Anatomy
+from tuner.anatomy import Anatomy, KernelTimes
 from tuner.canonical import named_fields
 from tuner.errors import DeviceBusy, WorkerDied, WorkerError, WorkerTimeout
 from tuner.measurement import Policy
@@ -33,6 +33,18 @@ class Timed:
     """
 
     times: dict[str, list[float]]
+    conditions: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """Where the time of a graph goes, by plan key, the default's among them; a verdict on each plan for which that is not known.
+
+    times: medians over calls in which each group is a function of its own; conditions: what was read meanwhile.
+    """
+
+    times: dict[str, KernelTimes]
+    failed: dict[str, dict[str, Any]] = field(default_factory=dict)
     conditions: dict[str, Any] = field(default_factory=dict)
 
 
@@ -186,6 +198,44 @@ class Bench:
             verdicts = self.prepare([(plan, groups)])
             found |= self.time_each([(plan, groups)], samples) if plan.key in self.live else verdicts
         return found
+
+    def profile(self, plans: Sequence[Plan], rounds: int) -> Profiled:
+        """Times of each kernel of the default and the plans, which need not be live; their outputs are not checked.
+
+        Where the worker is lost over them, they are profiled one by one: one over which it is lost alone gets a verdict. Raises
+        WorkerError where it is lost over the default, UnsupportedGraph where a new worker cannot open the graph again.
+        """
+        plans = [plan for plan in plans if plan != DEFAULT]
+        try:
+            return self._profile(plans, rounds)
+        except WorkerError as error:
+            if not plans:
+                raise
+            if len(plans) == 1:
+                return Profiled({}, {plans[0].key: lost(error)})
+        parts = [self.profile([plan], rounds) for plan in plans]
+        # Each part has the default's own times beside it.
+        times = {key: kernels for part in reversed(parts) for key, kernels in part.times.items()}
+        failed = {key: verdict for part in parts for key, verdict in part.failed.items()}
+        return Profiled(times, failed, next((part.conditions for part in parts if part.conditions), {}))
+
+    def _profile(self, plans: Sequence[Plan], rounds: int) -> Profiled:
+        if self._worker is None:
+            assert self._resolved is not None
+            self.open(self._resolved)
+        limit = limits(self.default)
+        # Each is called twice as often as in a stretch: with its kernels watched, and without.
+        stretch_s = limit.stretch_s(2 * len(plans) + 1, rounds, self.default["repetitions"], 0, known=False)
+        limit_s = sum(limit.split_s(plan.groups) for plan in (DEFAULT, *plans)) + stretch_s
+        self._stretches += 1
+        order = self.seed + ORDERS * self._stretches
+        with self._spent("measuring"):
+            told = self._ask(limit_s, do="profile", plans=[plan.to_json() for plan in plans], rounds=rounds, seed=order)
+        self._bytes = told.get("resident_bytes", 0)
+        if any(verdict.get("sticky") for verdict in told["failed"].values()):
+            self.close()
+        times = {key: KernelTimes.from_json(kernels) for key, kernels in told["times"].items()}
+        return Profiled(times, told["failed"], told["conditions"])
 
     def close(self) -> None:
         self.live = set()

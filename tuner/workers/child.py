@@ -13,6 +13,7 @@ Requests, by "do":
     compile: the same                                  a verdict without a run
     anatomy: plan                                      the leaves of the graph, lowered only; see CompileSession.anatomy
     time: keys, samples, seed, patience                {times, conditions, busy}; see Session.time_plans
+    profile: plans, rounds, seed                       {times, failed, conditions}, kernel by kernel; see profiled.profile
     forget: keys                                       compiled candidates dropped
     close                                              the session dropped
 An answer is {"ok": value} or {"error": {refused, reason, sticky, message, traceback}}. Ends when its input does, or its parent.
@@ -99,6 +100,8 @@ class Handler:
                 return self.anatomy(request)
             case "time":
                 return self.session.time_plans(request["keys"], request["samples"], request["seed"], request.get("patience", 0))
+            case "profile":
+                return self.profile(request)
             case "forget":
                 return self.session.forget(request["keys"])
             case "close":
@@ -186,6 +189,15 @@ class Handler:
         from tuner.plan import Plan
 
         return self.session.anatomy(Plan.from_json(request["plan"]))
+
+    def profile(self, request: dict[str, Any]) -> Any:
+        from tuner.plan import Plan
+        from tuner.workers.memory import resident_bytes_now
+        from tuner.workers.profiled import profile
+
+        plans = [Plan.from_json(plan) for plan in request["plans"]]
+        told = profile(self.session, plans, request["rounds"], request["seed"])
+        return {**told, "resident_bytes": resident_bytes_now()}
 
     def close(self) -> None:
         self.session = None

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.plan import Groups
+
 # The default's own compilation and check, before anything is known of it: a large graph on a slow machine.
 OPEN_S = 420.0
 # A candidate's compilation against the default's: other groups are other kernels, of which g++ now and then takes many times as
@@ -28,6 +30,10 @@ class Limits:
     compile_s: float
     try_s: float
     call_s: float
+
+    def split_s(self, groups: Groups | None) -> float:
+        """Seconds for compiling a candidate of so many groups, each a function of its own; None: the default's own groups."""
+        return max(self.compile_s, KERNEL_S * len(groups or ()))
 
     def stretch_s(self, candidates: int, samples: int, repetitions: int, patience: int, known: bool) -> float:
         """Seconds for a stretch of the default and so many candidates, with its repetitions where it is noisy.
