@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.errors import PlanError
-from tuner.plan import Plan, kind_of
+from tuner.plan import CUT_ID, MAX_NAMES, Plan, kind_of
 from tuner.search_spaces.inductor_knobs import KNOBS
 from tuner.search_spaces.native import NATIVE_OPS
 
@@ -30,8 +30,15 @@ def check_plan(plan: Plan) -> Plan:
     if plan.groups == ():
         # It has the default's key, since empty fields are not in keys, but would keep everything from being fused.
         raise PlanError("a plan's groups hold no leaf")
-    if plan.cuts or plan.kernels:
-        raise PlanError("cuts and kernels are not supported by this version")
+    if len(plan.cuts) > MAX_NAMES:
+        raise PlanError(f"a plan's cuts hold more than {MAX_NAMES} names")
+    for cut in plan.cuts:
+        if not CUT_ID.fullmatch(cut):
+            raise PlanError(f"not a cut: {cut[:80]!r}")
+    if plan.cuts and plan.compiler == "eager":
+        raise PlanError("a plan that leaves a graph to eager has nothing to cut")
+    if plan.kernels:
+        raise PlanError("kernels are not supported by this version")
     return plan
 
 

@@ -20,6 +20,8 @@ PLAN_SCHEMA = 1
 LEAF_ID = re.compile(r"\d{1,7}:[0-9a-zA-Z_*+/(),|-]*:[A-Za-z0-9_.]+:\d{1,5}")
 MAX_LEAVES = 20_000
 MAX_NAMES = 4_000
+# position in the canonical order : op; "12:aten.where.self"
+CUT_ID = re.compile(r"\d{1,7}:[A-Za-z0-9_.]{1,200}", re.ASCII)
 # op kind "aten.gelu.default", or one occurrence of it, "aten.gelu.default#2"
 OCCURRENCE = re.compile(r"([^#]*)#(0|[1-9][0-9]{0,4})")
 FIELDS = frozenset({"schema", "compiler", "native", "config", "cuts", "groups", "kernels"})
@@ -48,7 +50,10 @@ class Plan:
     from 0 in the canonical order of the graph's native form, which is the same in every process ("aten.gelu.default#2").
     config: Inductor knobs as (name, value) pairs, sorted by name; names as Inductor writes them.
     groups: the full partition of scheduler leaves as realised, leaves named by local ids; None: the compiler groups.
-    cuts, kernels: reserved; always empty in this version.
+    cuts: values put into memory that would else be computed within each kernel that reads them: "12:aten.where.self" is what the
+    node computes that is at position 12 of the canonical order of the graph as it is lowered, with the plan's native ops in it.
+    Leaves are named as they are after the cuts.
+    kernels: reserved; always empty in this version.
     """
 
     compiler: str = "inductor"
@@ -69,7 +74,11 @@ class Plan:
 
     @property
     def leaves_numerics(self) -> bool:
-        """Whether it differs from the default by its groups at most: the same operations, grouped otherwise."""
+        """Whether it differs from the default by its groups at most: the same operations, grouped otherwise.
+
+        A cut rounds a value of half precision that is else kept in full, keeps a product and a sum from becoming one rounding,
+        and lets loops be vectorised, and thus sums be summed, in another order.
+        """
         return Plan(groups=self.groups) == self
 
     def to_json(self) -> dict[str, Any]:
@@ -106,6 +115,8 @@ class Plan:
         if self.native:
             parts.append("native " + ", ".join(name.replace(".default", "") for name in self.native))
         parts += [f"{name}={value}" for name, value in self.config]
+        if self.cuts:
+            parts.append(describe_cuts(self.cuts))
         if self.groups is not None:
             parts.append(describe_groups(self.groups))
         return "; ".join(parts) or "default"
@@ -151,6 +162,16 @@ def describe_groups(groups: Groups) -> str:
     if len(leaves) > 24:
         return f"{len(leaves)} leaves in {len(groups)} groups"
     return "groups " + "".join("{" + " ".join(number[leaf] for leaf in group) + "}" for group in groups)
+
+
+def describe_cuts(cuts: tuple[str, ...]) -> str:
+    """Cuts by op: "cut after aten.mul.Tensor at 3, 9, aten.where.self at 12"; many of one op are counted."""
+    places: dict[str, list[int]] = {}
+    for cut in sorted(cuts, key=leaf_order):
+        position, _, target = cut.partition(":")
+        places.setdefault(target, []).append(int(position))
+    told = (f"{op} at {', '.join(map(str, at)) if len(at) <= 4 else f'{len(at)} places'}" for op, at in places.items())
+    return "cut after " + ", ".join(told)
 
 
 def _strings(data: Mapping[str, Any], field: str) -> tuple[str, ...]:

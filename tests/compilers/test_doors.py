@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -259,15 +259,15 @@ def test_what_is_in_force_for_a_graph_is_not_for_a_program_within() -> None:
     entered: list[str] = []
 
     @contextlib.contextmanager
-    def enter() -> Iterator[None]:
-        entered.append("in force")
+    def enter(gm: Any, kwargs: Mapping[str, Any]) -> Iterator[None]:
+        entered.append(f"in force for {gm} with {sorted(kwargs)}")
         yield
 
-    graph = doors._graph_door(lambda *_: [*entered])
+    graph = doors._graph_door(lambda *_, **__: [*entered])
     program = doors._program_door(lambda *_: graph())
     with doors.within_inner_step(enter):
         assert program(None, None, None, False) == []
-        assert graph() == ["in force"]
+        assert graph("a graph", [], is_inference=True) == ["in force for a graph with ['is_inference']"]
 
 
 def test_what_cannot_be_served_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from tuner.search_spaces.parameters import Choice
 from tuner.search_spaces.validate import check_plan, validate_plan
 
 LEAVES = ("1:4x4|:ComputedBuffer.Pointwise:0", "2:4|4:ComputedBuffer.Reduction:0", "12:4x4|:ComputedBuffer.Pointwise:0")
+CUTS = ("12:aten.where.self", "3:aten.mul.Tensor")
 GOOD = {
     "schema": 1,
     "compiler": "inductor",
@@ -36,6 +37,8 @@ GOOD = {
         Plan(compiler="eager", native=("aten.gelu.default",)),
         Plan(native=("aten.gelu.default#0", "aten.gelu.default#12", "aten.silu.default")),
         Plan(native=("aten.gelu.default",), config=(("realize_acc_reads_threshold", 4),), groups=(LEAVES,)),
+        Plan(cuts=("0:prims.convert_element_type.default", "12:aten.where.self")),
+        Plan(native=("aten.gelu.default",), config=(("realize_acc_reads_threshold", 4),), cuts=CUTS, groups=(LEAVES,)),
     ],
 )
 def test_a_plan_comes_back_from_json_as_it_was(plan):
@@ -58,7 +61,12 @@ def test_what_is_left_out_is_the_default():
 def test_only_a_plan_of_groups_alone_leaves_numerics():
     assert Plan().leaves_numerics
     assert Plan(groups=(LEAVES,)).leaves_numerics
-    for other in (Plan(native=("aten.gelu.default",)), Plan(config=(("realize_opcount_threshold", 1),)), Plan(compiler="eager")):
+    for other in (
+        Plan(native=("aten.gelu.default",)),
+        Plan(config=(("realize_opcount_threshold", 1),)),
+        Plan(compiler="eager"),
+        Plan(cuts=CUTS),
+    ):
         assert not replace(other, groups=(LEAVES,)).leaves_numerics
 
 
@@ -116,7 +124,19 @@ MALFORMED = {
     "an op that is a number": changed(native=[1]),
     "an op that is a list": changed(native=[["aten.gelu.default"]]),
     "no native": changed(native=None),
-    "a cut": changed(cuts=[LEAVES[0]]),
+    "a cut by a leaf": changed(cuts=[LEAVES[0]]),
+    "a cut without a place": changed(cuts=["aten.where.self"]),
+    "a cut without an op": changed(cuts=["12:"]),
+    "a cut at a negative place": changed(cuts=["-1:aten.where.self"]),
+    "a cut in other digits": changed(cuts=["٣:aten.where.self"]),
+    "a cut with code in it": changed(cuts=["1:__import__('os')"]),
+    "a cut with a line break": changed(cuts=["1:aten.where.self\n"]),
+    "a very long cut": changed(cuts=["1:" + "a" * 300]),
+    "a cut at a huge place": changed(cuts=["9" * 20 + ":aten.where.self"]),
+    "a cut that is a number": changed(cuts=[12]),
+    "a cut twice": changed(cuts=[CUTS[0], CUTS[0]]),
+    "too many cuts": changed(cuts=[f"{i}:aten.where.self" for i in range(MAX_NAMES + 1)]),
+    "a cut of what is left to eager": changed(compiler="eager", config={}, cuts=[CUTS[0]]),
     "a kernel": changed(kernels=["triton_poi_0"]),
     "cuts as an object": changed(cuts={}),
     "a leaf twice in one group": changed(groups=[[LEAVES[0], LEAVES[0]]]),
@@ -165,6 +185,8 @@ def test_a_plan_made_in_python_is_checked_as_well():
         Plan(config=(("cpp.cxx", "/tmp/evil"),)),
         Plan(config=(("realize_reads_threshold", True),)),
         Plan(cuts=("a",)),
+        Plan(cuts=CUTS, compiler="eager"),
+        Plan(cuts=tuple(f"{i}:aten.where.self" for i in range(MAX_NAMES + 1))),
         Plan(kernels=("a",)),
         Plan(groups=()),
     ):
@@ -214,3 +236,11 @@ def test_a_choice_takes_its_own_values_by_type():
     assert not choice.contains("1")
     assert not Choice("flag", (0, 1), default=0).contains(True)
     assert Choice("flag", (0, 1, 2), default=1).trials == (0, 2)
+
+
+def test_cuts_are_told_by_op_in_the_order_of_their_places():
+    cuts = ("12:aten.where.self", "3:aten.mul.Tensor", "9:aten.mul.Tensor", *(f"{i}:aten.add.Tensor" for i in range(20, 28)))
+    told = Plan(config=(("realize_reads_threshold", 2),), cuts=cuts).describe()
+    assert told == (
+        "realize_reads_threshold=2; cut after aten.mul.Tensor at 3, 9, aten.where.self at 12, aten.add.Tensor at 8 places"
+    )

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from tuner.anatomy import Anatomy, Buffer, Leaf, Op
 from tuner.compilers.inductor.apply import compile_candidate
+from tuner.compilers.inductor.cuts import cut_id
 from tuner.compilers.inductor.hooks import V
 from tuner.compilers.inductor.leaves import SizeTexts, ir_class, sizes_of
 from tuner.compilers.inductor.loop_text import LoopTexts, accesses
@@ -177,7 +177,6 @@ class _Operations:
     def __init__(self, order: Sequence[fx.Node]):
         self.nodes = [node for node in order if node.op == "call_function" and not is_input(node)]
         self.number = {node: i for i, node in enumerate(self.nodes)}
-        self.position = {node: i for i, node in enumerate(order)}
         self._inlined: set[fx.Node] = set()
         self._stored: set[fx.Node] = set()
 
@@ -193,13 +192,4 @@ class _Operations:
     def _op(self, node: fx.Node) -> Op:
         inputs = sorted({self.number[value] for value in node.all_input_nodes if value in self.number})
         inlined = node in self._inlined and node not in self._stored
-        cut = f"{node.meta.get('tuner_position', self.position[node])}:{name_of(node.target)}"
-        return Op(name_of(node.target), tuple(inputs), cut if inlined and is_cuttable(node) else "")
-
-
-def is_cuttable(node: fx.Node) -> bool:
-    """Whether a value that lies within a leaf may be put into memory instead."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    return not node.target.is_view and any(user.op != "output" for user in node.users)
+        return Op(name_of(node.target), tuple(inputs), cut_id(node) if inlined else "")

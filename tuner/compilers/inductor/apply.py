@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from tuner.compilers.inductor.cpp_code import cpp_flags, forget_loaded, own_binaries
+from tuner.compilers.inductor.cuts import CutPass, check_cut
 from tuner.compilers.inductor.doors import within_inner_step
 from tuner.compilers.inductor.eager import check_left_to_eager, eager_settings
 from tuner.compilers.inductor.hooks import (
@@ -35,6 +36,8 @@ APPLY_VERSION = 1
 GroupOf = Callable[[str], int]
 # Is given the scheduler's nodes before fusion, the ids of their leaves, the canonical order, and texts of sizes.
 Inspect = Callable[[Sequence[Any], dict[str, str], Sequence[fx.Node], SizeTexts], None]
+# From a cut's id to whether it is made; its repr says which function it is.
+CutsWanted = Callable[[str], bool]
 # What fuses with nothing.
 NO_GROUP = -1
 
@@ -48,7 +51,7 @@ class Realised:
     code_key: str | None = None
     # Whether the plan was in force when a graph was compiled, or answered by Inductor's own cache.
     in_force: bool = False
-    # Called once leaves have names.
+    # Called once leaves have names; the graph's nodes have numbers and its cuts names by then, see `cuts.cut_id`.
     inspect: Inspect | None = None
 
 
@@ -62,15 +65,23 @@ class ReadBack(CustomSchedulerPass):
 
     What fusion makes is read between the user's own passes, if he has any: `users` runs before leaves are named, or after groups
     are read. Raising here costs a lowering, but no C++ compilation. In the compile caches' key by its uuid alone. eager: the
-    graph is left to eager, which not every graph may be. A graph within the graph, as of a branch, has a scheduler of its own,
-    after the outer one's: leaves are named and groups read of the outermost alone.
+    graph is left to eager, which not every graph may be. cuts: those that a pass over the graph must have made. A graph within
+    the graph, as of a branch, has a scheduler of its own, after the outer one's: leaves are named and groups read of the
+    outermost alone.
     """
 
     def __init__(
-        self, realised: Realised, expected: Groups | None, uuid: str, after: bool, eager: bool = False, users: Any = None
+        self,
+        realised: Realised,
+        expected: Groups | None,
+        uuid: str,
+        after: bool,
+        eager: bool = False,
+        users: Any = None,
+        cuts: Iterable[str] = (),
     ):
         self.realised, self.expected, self.after, self.eager, self._uuid = realised, expected, after, eager, uuid
-        self.users = users
+        self.users, self.cuts = users, cuts
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         if _within_a_graph():
@@ -78,6 +89,8 @@ class ReadBack(CustomSchedulerPass):
         if not self.after:
             if self.eager:
                 check_left_to_eager(V.graph.graph)
+            # The user may have switched that pass off.
+            check_cut(V.graph.graph, self.cuts)
             nodes = nodes if self.users is None else self.users(nodes)
             lowered = V.graph
             phase = "inference" if lowered.is_inference else "backward" if lowered.is_backward else "forward"
@@ -165,34 +178,54 @@ def _group_of(groups: Groups | GroupOf) -> GroupOf:
 
 
 @contextlib.contextmanager
-def applied(plan: Plan, realised: Realised, expected: Groups | None = None, dealt: GroupOf | None = None) -> Iterator[None]:
+def applied(
+    plan: Plan,
+    realised: Realised,
+    expected: Groups | None = None,
+    dealt: GroupOf | None = None,
+    drawn: CutsWanted | None = None,
+) -> Iterator[None]:
     """The graph that Inductor compiles in this context and thread is compiled as `plan` wants it, whatever inner step is around.
 
     Native ops are decided before the graph is made. dealt: the group of each leaf by its id, in place of the plan's groups.
+    drawn: whether a value is cut, by the cut's id, in place of the plan's cuts.
     """
-    with within_inner_step(lambda: _in_force(plan, realised, expected, dealt)):
+    with within_inner_step(lambda gm, kwargs: _in_force(plan, realised, expected, dealt, drawn, gm, kwargs)):
         yield
 
 
 @contextlib.contextmanager
-def _in_force(plan: Plan, realised: Realised, expected: Groups | None, dealt: GroupOf | None = None) -> Iterator[None]:
-    """The plan's settings and hooks, around the user's.
+def _in_force(
+    plan: Plan,
+    realised: Realised,
+    expected: Groups | None,
+    dealt: GroupOf | None,
+    drawn: CutsWanted | None,
+    gm: fx.GraphModule,
+    kwargs: Mapping[str, Any],
+) -> Iterator[None]:
+    """The plan's settings and hooks, around the user's, for `gm`, which Inductor's inner step is given with `kwargs`.
 
     Three things go together, for each alone leaves a stale or a poisoned compile cache behind: the choices handler is set both
     as the thread's handler and as the configured class, and the uuid of the passes puts all that the plan changes, and the user's
     hooks within, into the FX cache's key. (AOTAutograd's cache is asked before: `pinned` has its tag.) Raises PlanRefused, here
-    or while the graph is compiled, for one that must not be left to eager.
+    or while the graph is compiled, for one that must not be left to eager, and for cuts that the graph does not have.
     """
     users = users_hooks()
-    told = hashlib.sha256(repr((expected, users.uuid, dealt)).encode()).hexdigest()[:16]
+    told = hashlib.sha256(repr((expected, users.uuid, dealt, drawn)).encode()).hexdigest()[:16]
     uuid = f"tuner-{APPLY_VERSION}-{plan.key}-{told}"
     eager = plan.compiler == "eager"
+    before = ReadBack(realised, expected, uuid, after=False, eager=eager, users=users.pre_fusion, cuts=plan.cuts)
     config: dict[str, Any] = {
         **dict(plan.config),
         **(eager_settings() if eager else {}),
-        "_pre_fusion_custom_pass": ReadBack(realised, expected, uuid, after=False, eager=eager, users=users.pre_fusion),
+        "_pre_fusion_custom_pass": before,
         "_post_fusion_custom_pass": ReadBack(realised, expected, uuid, after=True, users=users.post_fusion),
     }
+    if plan.cuts or drawn is not None or realised.inspect is not None:
+        phase = "inference" if kwargs.get("is_inference") else "backward" if kwargs.get("is_backward") else "forward"
+        wanted = drawn or frozenset(plan.cuts).__contains__
+        config["post_grad_custom_post_pass"] = CutPass(gm, phase, wanted, uuid, plan.cuts, users.post_grad)
     with contextlib.ExitStack() as stack:
         groups = plan.groups if dealt is None else dealt
         if groups is not None:

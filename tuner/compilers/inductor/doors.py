@@ -12,7 +12,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
@@ -36,7 +36,8 @@ SEAMS = {
 # Goes on to Inductor: a graph, its inputs, the inner step to use, and what gives the decompositions (None: the caller's own).
 Run = Callable[[Any, Any, Callable[..., Any], Callable[[], Any] | None], Any]
 
-Enter = Callable[[], contextlib.AbstractContextManager[None]]
+# Makes what is to be in force while a graph is compiled, of its module and the arguments by name that Inductor is given for it.
+Enter = Callable[[Any, Mapping[str, Any]], contextlib.AbstractContextManager[None]]
 
 # Whether the caller of this thread is to be served: True under backend="tuner", False within our own compiles, else as enabled.
 _caller: ContextVar[bool | None] = ContextVar("tuner_caller", default=None)
@@ -95,7 +96,7 @@ def served(value: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def within_inner_step(enter: Enter) -> Iterator[None]:
-    """The next graph that Inductor compiles in this context and thread is compiled within `enter()`.
+    """The next graph that Inductor compiles in this context and thread is compiled within what `enter` makes.
 
     Settings that a caller's inner step brings with it are in force by then, so that `enter` sees and outlasts them.
     """
@@ -168,7 +169,7 @@ def _graph_door(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         token = _within.set(None)
         try:
-            with enter():
+            with enter(args[0] if args else kwargs.get("gm"), kwargs):
                 return original(*args, **kwargs)
         finally:
             _within.reset(token)

@@ -34,6 +34,16 @@ except ImportError:  # torch < 2.13: without it the compile caches' key cannot c
     CustomSchedulerPass = object  # type: ignore[assignment, misc]
 
 try:
+    from torch._inductor.custom_graph_pass import CustomGraphPass as GraphPass
+except ImportError:  # without it the compile caches' key cannot carry a plan's cuts, and `missing_hooks` says so
+    GraphPass = object  # type: ignore[assignment, misc]
+
+try:
+    from torch._inductor.custom_graph_pass import CustomInferenceAwareGraphPass as InferenceAwareGraphPass
+except ImportError:  # older torch, where no pass is told
+    InferenceAwareGraphPass = GraphPass  # type: ignore[assignment, misc]
+
+try:
     from torch._functorch._aot_autograd.autograd_cache import should_bundle_autograd_cache
 except ImportError:  # without it nobody knows whether an entry may be kept from AOTAutograd's cache, and `missing_hooks` says so
     should_bundle_autograd_cache = None  # type: ignore[assignment]
@@ -42,7 +52,9 @@ __all__ = [
     "DYNAMO_SIGNALS",
     "CustomSchedulerPass",
     "GraphLowering",
+    "GraphPass",
     "InductorChoices",
+    "InferenceAwareGraphPass",
     "SubgraphLowering",
     "V",
     "cache_dir",
@@ -90,10 +102,12 @@ def missing_hooks() -> list[str]:
     """Hooks that plans need and this torch lacks; where there is one, everything compiles by default."""
     found = {
         "torch._inductor.custom_graph_pass.CustomSchedulerPass": CustomSchedulerPass is not object,
+        "torch._inductor.custom_graph_pass.CustomGraphPass": GraphPass is not object,
         "InductorChoices.can_fuse": hasattr(InductorChoices, "can_fuse"),
         "InductorChoices.can_fuse_horizontal": hasattr(InductorChoices, "can_fuse_horizontal"),
         "GraphLowering.save_output_code": hasattr(GraphLowering, "save_output_code"),
         "config.inductor_choices_class": hasattr(inductor_config, "inductor_choices_class"),
+        "config.post_grad_custom_post_pass": hasattr(inductor_config, "post_grad_custom_post_pass"),
         "config._pre_fusion_custom_pass": hasattr(inductor_config, "_pre_fusion_custom_pass"),
         "config._post_fusion_custom_pass": hasattr(inductor_config, "_post_fusion_custom_pass"),
         "torch.compiler.config.cache_key_tag": hasattr(compiler_config, "cache_key_tag"),

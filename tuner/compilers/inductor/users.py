@@ -27,11 +27,13 @@ MAX_WRAPPERS = 64
 
 @dataclass(frozen=True)
 class UsersHooks:
-    """choices: the handler that the user's compile would use. pre_fusion, post_fusion: his scheduler passes. uuid: of all."""
+    """choices: the handler that the user's compile would use. pre_fusion, post_fusion: his scheduler passes. post_grad: his
+    passes over the graph that is lowered. uuid: of all."""
 
     choices: InductorChoices
     pre_fusion: Callable[[Any], Any] | None
     post_fusion: Callable[[Any], Any] | None
+    post_grad: tuple[Callable[..., Any], ...] = ()
     uuid: tuple[str, ...] = ()
 
 
@@ -39,9 +41,12 @@ def users_hooks() -> UsersHooks:
     """The user's hooks into fusion in this thread, under the settings in force. Raises UnsupportedGraph: no uuid()."""
     choices = users_choices()
     pre, post = inductor_config._pre_fusion_custom_pass, inductor_config._post_fusion_custom_pass
-    named = {"choices": choices if type(choices) is not InductorChoices else None, "pre": pre, "post": post}
-    uuid = tuple(f"{name}={uuid_of(name, hook)}" for name, hook in named.items() if hook is not None)
-    return UsersHooks(choices, pre, post, uuid)
+    graph = inductor_config.post_grad_custom_post_pass
+    graph = tuple(graph) if isinstance(graph, list | tuple) else () if graph is None else (graph,)
+    named = [("choices", choices if type(choices) is not InductorChoices else None), ("pre", pre), ("post", post)]
+    named += [("graph", one) for one in graph]
+    uuid = tuple(f"{name}={uuid_of(name, hook)}" for name, hook in named if hook is not None)
+    return UsersHooks(choices, pre, post, graph, uuid)
 
 
 def users_choices() -> InductorChoices:
