@@ -1,12 +1,33 @@
-"""Typed parameters: what may vary, in which bounds, and what is worth trying."""
+"""Typed parameters: what may vary, in which bounds, where it means anything, and what is worth trying."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+BACKENDS = frozenset({"cpu", "cuda", "hip"})
+GPUS = frozenset({"cuda", "hip"})
+
+Value = bool | int | float | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where a parameter means anything; elsewhere it changes nothing, and is not proposed.
+
+    backends: of the target. ops: beginnings of names of operations, "aten.cat.", of which the graph has at least one; none: any
+    graph. threaded: only with more than one thread. numerics: whether values are computed by another formula or under weaker
+    rules, and not just in another order or place: for those who allow it. variable: of the environment, which sets the default.
+    """
+
+    backends: frozenset[str] = BACKENDS
+    ops: tuple[str, ...] = ()
+    threaded: bool = False
+    numerics: bool = False
+    variable: str = ""
+
 
 @dataclass(frozen=True)
-class Integer:
+class Integer(Where):
     """An integer knob in [low, high]. default: None where the compiler decides. trials: values worth trying, in order."""
 
     name: str
@@ -20,19 +41,34 @@ class Integer:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One of a few values of the same type."""
+class Choice(Where):
+    """One of a few values of the same type. default: None where the compiler decides."""
 
     name: str
-    values: tuple[bool | int | float | str, ...]
-    default: bool | int | float | str | None
+    values: tuple[Value, ...]
+    default: Value | None
 
     @property
-    def trials(self) -> tuple[bool | int | float | str, ...]:
+    def trials(self) -> tuple[Value, ...]:
         return tuple(value for value in self.values if value != self.default)
 
     def contains(self, value: object) -> bool:
         return any(type(value) is type(allowed) and value == allowed for allowed in self.values)
 
 
-Parameter = Integer | Choice
+@dataclass(frozen=True)
+class Flag(Where):
+    """On or off."""
+
+    name: str
+    default: bool
+
+    @property
+    def trials(self) -> tuple[bool, ...]:
+        return (not self.default,)
+
+    def contains(self, value: object) -> bool:
+        return isinstance(value, bool)
+
+
+Parameter = Integer | Choice | Flag

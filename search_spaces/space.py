@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tuner.plan import Groups, Plan
 from tuner.search_spaces.fusion import no_fusion, single_splits
-from tuner.search_spaces.inductor_knobs import KNOBS
+from tuner.search_spaces.inductor_knobs import REALIZE, knobs_for
+from tuner.search_spaces.parameters import Parameter
 
-SPACE_VERSION = 2
+SPACE_VERSION = 3
 # Op kinds of which single occurrences are tried occur so often, and of all kinds together so many occurrences are.
 OCCURRENCES = range(2, 9)
 MAX_SINGLE = 12
@@ -27,11 +28,14 @@ class Candidate:
     plan: Plan
 
 
-def candidates(default_groups: Groups, native_ops: Iterable[str]) -> Iterator[Candidate]:
+def candidates(
+    default_groups: Groups, native_ops: Iterable[str], knobs: Mapping[str, Parameter] = knobs_for("cpu")
+) -> Iterator[Candidate]:
     """All candidates but the default: no fusion, eager, each native op kind, the knobs' trials in turn, single occurrences of
     native op kinds, each single split.
 
     default_groups: as the default realises them. native_ops: ops of the graph that NATIVE_OPS declares, once for each occurrence.
+    knobs: those that may change something, see `knobs_for`.
     Broad changes come before narrow ones, one value of each knob before the second of any, so that a short budget sees every
     dimension.
     """
@@ -43,12 +47,7 @@ def candidates(default_groups: Groups, native_ops: Iterable[str]) -> Iterator[Ca
     yield Candidate("eager", Plan(compiler="eager", native=tuple(sorted(occurrences))))
     for op in sorted(occurrences):
         yield Candidate(f"native {op}", Plan(native=(op,)))
-    lowest = tuple(sorted((name, knob.trials[0]) for name, knob in KNOBS.items()))
-    yield Candidate("realize all", Plan(config=lowest))
-    for rank in range(max(len(knob.trials) for knob in KNOBS.values())):
-        for name, knob in sorted(KNOBS.items()):
-            if rank < len(knob.trials):
-                yield Candidate(name, Plan(config=((name, knob.trials[rank]),)))
+    yield from knob_candidates(knobs)
     few = {op: count for op, count in sorted(occurrences.items()) if count in OCCURRENCES}
     single = (f"{op}#{i}" for i in range(OCCURRENCES[-1]) for op, count in few.items() if i < count)
     for name in itertools.islice(single, MAX_SINGLE):
@@ -57,6 +56,17 @@ def candidates(default_groups: Groups, native_ops: Iterable[str]) -> Iterator[Ca
         for groups in single_splits(default_groups):
             if any(len(group) > 1 for group in groups):
                 yield Candidate("split", Plan(groups=groups))
+
+
+def knob_candidates(knobs: Mapping[str, Parameter]) -> Iterator[Candidate]:
+    """All values in memory as early as may be; then each knob alone, in their order, one value of each before any second one."""
+    lowest = tuple(sorted((knob.name, knob.trials[0]) for knob in REALIZE if knob.name in knobs))
+    if len(lowest) > 1:
+        yield Candidate("realize all", Plan(config=lowest))
+    for rank in range(max((len(knob.trials) for knob in knobs.values()), default=0)):
+        for name, knob in knobs.items():
+            if rank < len(knob.trials):
+                yield Candidate(name, Plan(config=((name, knob.trials[rank]),)))
 
 
 def without_knobs(found: Iterable[Candidate], names: Iterable[str]) -> list[Candidate]:

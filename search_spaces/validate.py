@@ -13,7 +13,10 @@ COMPILERS = ("inductor", "eager")
 
 
 def check_plan(plan: Plan) -> Plan:
-    """`plan` itself, if every name and number in it is declared by the search space. Raises PlanError."""
+    """`plan` itself, if every name and number in it is declared by the search space. Raises PlanError.
+
+    Whether this machine can run with it is asked where it is applied.
+    """
     if plan.compiler not in COMPILERS:
         raise PlanError(f"unknown compiler {plan.compiler!r}")
     for name, value in plan.config:

@@ -100,7 +100,14 @@ class PlanNotRealised(PlanError):
 
 
 class PlanRefused(PlanError):
-    """The plan may not be applied to this graph, or in this mode of the compiler, whatever would come out."""
+    """The plan may not be applied to this graph, on this machine, or in this mode of the compiler, whatever would come out.
+
+    why: in a word or two, to count by.
+    """
+
+    def __init__(self, message: str, why: str = "not allowed here"):
+        super().__init__(message)
+        self.why = why
 
 
 class DuplicateCode(PlanError):

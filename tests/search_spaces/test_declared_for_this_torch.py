@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 import torch._inductor.config as inductor_config
@@ -10,6 +13,7 @@ from torch._inductor.lowering import fallbacks, lowerings
 
 from tuner.search_spaces.inductor_knobs import KNOBS
 from tuner.search_spaces.native import NATIVE_OPS
+from tuner.search_spaces.parameters import BACKENDS
 
 
 @pytest.mark.parametrize("name", sorted(NATIVE_OPS))
@@ -29,8 +33,27 @@ def test_a_knob_is_a_setting_of_inductor_with_the_default_that_is_declared(name)
     knob = KNOBS[name]
     assert knob.name == name
     entry = inductor_config._config[name]
-    assert entry.default == knob.default
+    assert knob.variable not in os.environ, "the default would be somebody's own"
+    assert (entry.default, type(entry.default)) == (knob.default, type(knob.default))
     assert knob.default not in knob.trials, "the default is tried anyway"
+    assert knob.trials
     assert all(knob.contains(value) for value in knob.trials)
     assert len(set(knob.trials)) == len(knob.trials)
     assert knob.default is None or knob.contains(knob.default)
+    assert knob.backends
+    assert knob.backends <= BACKENDS
+
+
+@pytest.mark.parametrize("name", sorted(KNOBS))
+def test_a_knob_is_in_the_key_of_the_compile_caches(name):
+    before = inductor_config.save_config_portable()
+    for value in KNOBS[name].trials:
+        with inductor_config.patch({name: value}):
+            inside = inductor_config.save_config_portable()
+        assert {key for key in before if inside[key] != before[key]} == {name}
+        assert inside[name] == value
+
+
+@pytest.mark.parametrize("name", sorted(name for name, knob in KNOBS.items() if knob.variable))
+def test_the_variable_of_a_knob_is_one_that_inductor_reads(name):
+    assert f'"{KNOBS[name].variable}"' in Path(inductor_config.__file__).read_text()

@@ -11,7 +11,7 @@ from tuner.errors import PlanError
 from tuner.plan import MAX_LEAVES, MAX_NAMES, Plan
 from tuner.search_spaces.inductor_knobs import KNOBS
 from tuner.search_spaces.native import NATIVE_OPS
-from tuner.search_spaces.parameters import Choice
+from tuner.search_spaces.parameters import Choice, Flag, Integer
 from tuner.search_spaces.validate import check_plan, validate_plan
 
 LEAVES = ("1:4x4|:ComputedBuffer.Pointwise:0", "2:4|4:ComputedBuffer.Reduction:0", "12:4x4|:ComputedBuffer.Pointwise:0")
@@ -207,17 +207,25 @@ def test_leaves_are_ordered_by_their_place_and_not_as_texts():
 
 
 def test_names_are_stored_in_one_order():
-    one = changed(native=["aten.silu.default", "aten.gelu.default"], config=dict.fromkeys(sorted(KNOBS), 2))
-    other = changed(native=["aten.gelu.default", "aten.silu.default"], config=dict.fromkeys(sorted(KNOBS, reverse=True), 2))
+    config = {name: knob.trials[0] for name, knob in sorted(KNOBS.items())}
+    one = changed(native=["aten.silu.default", "aten.gelu.default"], config=config)
+    other = changed(native=["aten.gelu.default", "aten.silu.default"], config=dict(reversed(config.items())))
     assert validate_plan(one).key == validate_plan(other).key
 
 
 @pytest.mark.parametrize("name", sorted(KNOBS))
 def test_a_knob_takes_every_value_of_its_range_and_none_beside_it(name):
     knob = KNOBS[name]
-    for value in (knob.low, knob.high, *knob.trials):
+    match knob:
+        case Integer():
+            inside, outside = [knob.low, knob.high], [knob.low - 1, knob.high + 1, float(knob.low), str(knob.low), True]
+        case Choice():
+            inside, outside = list(knob.values), [True, "", max(knob.values) * 2, -1]
+        case Flag():
+            inside, outside = [True, False], [0, 1, "True"]
+    for value in (*inside, *knob.trials):
         assert validate_plan(changed(config={name: value})).config == ((name, value),)
-    for value in (knob.low - 1, knob.high + 1, float(knob.low), str(knob.low), None, True):
+    for value in (*outside, None, [], {}):
         with pytest.raises(PlanError):
             validate_plan(changed(config={name: value}))
 

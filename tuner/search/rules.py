@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tuner.plan import Groups
+from tuner.plan import Groups, Plan
+from tuner.search.workloads import Resolved
+from tuner.search_spaces.inductor_knobs import changes_numerics, knobs_for
+from tuner.search_spaces.parameters import Parameter
 from tuner.search_spaces.space import Candidate, candidates
 
 # Of the inputs; each process of a sweep has its own, from here on.
@@ -19,12 +22,28 @@ class Rules:
     """How to search, beside how much.
 
     retry: try also what is in quarantine. dispatch: choose a plan for each size of a dim. jobs: processes that compile ahead, if
-    more than one; None: one for each core. own_copies: see Bench. space: the candidates of a graph, given the default's groups
-    and its ops that may stay native, each as often as it occurs.
+    more than one; None: one for each core. own_copies: see Bench. numerics: let knobs change how values are computed. space: the
+    candidates of a graph, given the default's groups and its ops that may stay native, each as often as it occurs; None: all.
     """
 
     retry: bool = False
     dispatch: bool = False
     jobs: int | None = None
     own_copies: bool = False
-    space: Callable[[Groups, Iterable[str]], Iterable[Candidate]] = candidates
+    numerics: bool = False
+    space: Callable[[Groups, Iterable[str]], Iterable[Candidate]] | None = None
+
+    def allows(self, plan: Plan) -> bool:
+        """Whether a plan may be proposed, wherever it comes from."""
+        return self.numerics or not changes_numerics(plan)
+
+    def knobs(self, resolved: Resolved) -> dict[str, Parameter]:
+        """The knobs that may change what is compiled for a graph, in order of promise; those that the user has set among them."""
+        query = resolved.query
+        threads = int(query.ambient.get("threads", 1))
+        return knobs_for(str(query.target["backend"]), threads, resolved.graph.calls, self.numerics)
+
+    def candidates(self, resolved: Resolved, groups: Groups, native_ops: Iterable[str]) -> list[Candidate]:
+        """The space of a graph, given the default's groups and its ops that may stay native."""
+        found = candidates(groups, native_ops, self.knobs(resolved)) if self.space is None else self.space(groups, native_ops)
+        return list(found)

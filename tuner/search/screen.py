@@ -16,6 +16,7 @@ from tuner.search.rules import Rules
 from tuner.search.screened import Screening
 from tuner.search.trials import Trials
 from tuner.search.workloads import Resolved
+from tuner.search_spaces.inductor_knobs import fixed_by_user
 from tuner.search_spaces.native import NATIVE_OPS
 from tuner.search_spaces.space import Candidate, without_knobs
 from tuner.workers.pool import CompilePool
@@ -39,7 +40,7 @@ def screen(
     stored = store.winner(resolved.query.exact_key)
     trials = Trials(bench, resolved, store, effort, progress, rules, budget)
     result = Screening(resolved, default["default_ms"], canonical_groups(default["realised"] or []))
-    result.incumbent = DEFAULT if stored is None else stored[0].plan
+    result.incumbent = DEFAULT if stored is None or not rules.allows(stored[0].plan) else stored[0].plan
     progress.default_ms = result.default_ms
     trials.open(default)
     opened = False
@@ -82,9 +83,9 @@ def _space(trials: Trials, groups: Groups, incumbent: Plan, checkable: bool) -> 
     resolved, refused = trials.resolved, trials.progress.refused
     native = resolved.graph.native_form
     ops = [call for call in native.calls if call in NATIVE_OPS] if native is not None else []
-    everything = list(trials.rules.space(groups, ops))
+    everything = trials.rules.candidates(resolved, groups, ops)
     # What is set for the whole process is the user's choice: a plan that changed it would not be served.
-    found = without_knobs(everything, resolved.query.ambient.get("inductor", ()))
+    found = without_knobs(everything, fixed_by_user(resolved.query.ambient))
     if len(found) < len(everything):
         refused["set by the user"] += len(everything) - len(found)
     if not incumbent.is_default and all(candidate.plan != incumbent for candidate in found):

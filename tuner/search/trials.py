@@ -185,7 +185,11 @@ class Trials:
 
 
 def _counts(measurement: Measurement, effort: Effort, rules: Rules) -> bool:
-    """Whether a stored trial spares another one: not where the machine was busy, unless that is nothing to this sweep."""
+    """Whether a stored trial spares another one: not where the machine was busy, unless that is nothing to this sweep; nor one of
+    what is not allowed now, whoever allowed it before.
+    """
+    if not rules.allows(measurement.plan):
+        return False
     if measurement.status != "ok":
         return measurement.status != "busy" and not rules.retry
     return not effort.patience or not measurement.provenance.get("conditions", {}).get("busy")

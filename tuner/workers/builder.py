@@ -121,7 +121,7 @@ def _verdict_or(compile_it: Callable[[], Made]) -> Made | dict[str, Any]:
         realised = [list(group) for group in error.groups]
         verdict = {"status": "not_realised", "message": str(error), "realised": realised}
     except PlanRefused as error:
-        verdict = {"status": "refused", "why": "not allowed here", "message": str(error)}
+        verdict = {"status": "refused", "why": error.why, "message": str(error)}
     # A border of the worker loop: whatever compiling a candidate raises is a verdict on it.
     except BaseException as error:
         verdict = {"status": "out_of_resources" if starved(error) else "compile_error", **failure(error)}

@@ -24,6 +24,7 @@ from tuner.compilers.inductor.hooks import (
     compile_fx_inner,
     inductor_config,
 )
+from tuner.compilers.inductor.knobs import check_runnable
 from tuner.compilers.inductor.leaves import SizeTexts, local_ids, realised_groups
 from tuner.compilers.inductor.users import users_hooks
 from tuner.errors import DuplicateCode, PlanNotRealised, PlanRefused, find_cause
@@ -211,6 +212,7 @@ def _in_force(
     hooks within, into the FX cache's key. (AOTAutograd's cache is asked before: `pinned` has its tag.) Raises PlanRefused, here
     or while the graph is compiled, for one that must not be left to eager, and for cuts that the graph does not have.
     """
+    check_runnable(plan.config)
     users = users_hooks()
     told = hashlib.sha256(repr((expected, users.uuid, dealt, drawn)).encode()).hexdigest()[:16]
     uuid = f"tuner-{APPLY_VERSION}-{plan.key}-{told}"

@@ -24,19 +24,20 @@ from tuner.compilers.inductor.decompose import TableWithout, late_decompose, reg
 from tuner.compilers.inductor.doors import Run
 from tuner.compilers.inductor.eager import SETTINGS, check_left_to_eager, eager_settings
 from tuner.compilers.inductor.hooks import DYNAMO_SIGNALS, compiler_config
+from tuner.compilers.inductor.knobs import unrunnable
 from tuner.compilers.inductor.program import copied, is_training
 from tuner.compilers.inductor.users import option_names
 from tuner.errors import PlanRefused, RandomPlanFailed, UnsupportedGraph, one_line
 from tuner.plan import Plan
-from tuner.search_spaces.inductor_knobs import KNOBS
+from tuner.search_spaces.inductor_knobs import knobs_for
 from tuner.search_spaces.native import NATIVE_OPS
 from tuner.search_spaces.parameters import Integer
 from tuner.search_spaces.validate import check_plan
 
 # Changes when other plans come of the same seed: it is in the compile caches' key.
-DRAW_VERSION = 1
+DRAW_VERSION = 2
 # How often a graph is left to eager, one of its ops kept native, a knob turned, its leaves grouped at random.
-EAGER, NATIVE, KNOB, GROUPED = 0.1, 0.3, 0.3, 0.85
+EAGER, NATIVE, KNOB, GROUPED = 0.1, 0.3, 0.15, 0.85
 # Into how many groups leaves are dealt: one fuses all that may be fused, many next to nothing.
 DEALT = (1, 1, 2, 2, 3, 5, 10**6)
 Inner = Callable[..., Any]
@@ -145,7 +146,9 @@ def _drawn(seed: str, gm: fx.GraphModule, left: tuple[str, ...], fixed: frozense
             kept.append(op)
         else:
             kept += [f"{op}#{i}" for i in range(calls[op]) if draw.random() < NATIVE]
-    config = {name: _value(draw, knob) for name, knob in sorted(KNOBS.items()) if name not in fixed and draw.random() < KNOB}
+    knobs = sorted(knobs_for("cpu", threads=2).items())
+    config = {name: _value(draw, knob) for name, knob in knobs if name not in fixed and draw.random() < KNOB}
+    config = {name: value for name, value in config.items() if not unrunnable([(name, value)])}
     plan = check_plan(Plan(native=tuple(sorted(kept)), config=tuple(sorted(config.items()))))
     return Draw(plan, Dealt(seed, draw.choice(DEALT)) if draw.random() < GROUPED else None)
 
