@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from typing import Any
 
 from tuner.plan import Groups
+from tuner.structure import kept, structural_key
+
+# iteration sizes within a local id, where all of them are numbers: "2048x1024|1024"
+ITERATION = re.compile(r"\d+:(\d+(?:[x|]\d+)*)\|?:")
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,12 @@ class Buffer:
     bytes: int
     source: str
     escapes: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Its number of elements, from its bytes and the bits that its dtype has in its name; what has none has 8."""
+        bits = re.match(r"[a-z]+(\d+)", self.meta)
+        return self.bytes * 8 // max(int(bits[1]), 1) if bits else self.bytes
 
     def to_json(self) -> list[Any]:
         return [self.meta, self.bytes, self.source, self.escapes]
@@ -72,6 +85,91 @@ class Anatomy:
     buffers: tuple[Buffer, ...]
     ops: tuple[Op, ...]
     groups: Groups
+
+    @cached_property
+    def number(self) -> dict[str, int]:
+        """The number of each leaf, by its local id."""
+        return {leaf.id: i for i, leaf in enumerate(self.leaves)}
+
+    @cached_property
+    def grouped(self) -> tuple[frozenset[int], ...]:
+        """`groups`, by leaf numbers."""
+        return tuple(frozenset(self.number[leaf] for leaf in group) for group in self.groups)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """Of each buffer, the leaves that read it, ascending."""
+        return self._touching(leaf.reads for leaf in self.leaves)
+
+    @cached_property
+    def writers(self) -> tuple[tuple[int, ...], ...]:
+        """Of each buffer, the leaves that write it, ascending."""
+        return self._touching(leaf.writes for leaf in self.leaves)
+
+    @cached_property
+    def followers(self) -> tuple[tuple[int, ...], ...]:
+        """Of each leaf, those that have it in their `after`, ascending."""
+        found: list[list[int]] = [[] for _ in self.leaves]
+        for number, leaf in enumerate(self.leaves):
+            for before in set(leaf.after):
+                found[before].append(number)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Of each leaf, how many stand before it on the longest way to it. Raises ValueError if leaves wait in a circle."""
+        depths = [0] * len(self.leaves)
+        waiting = [len(set(leaf.after)) for leaf in self.leaves]
+        ready = [number for number, count in enumerate(waiting) if not count]
+        for number in ready:
+            for follower in self.followers[number]:
+                depths[follower] = max(depths[follower], depths[number] + 1)
+                waiting[follower] -= 1
+                if not waiting[follower]:
+                    ready.append(follower)
+        if len(ready) < len(self.leaves):
+            raise ValueError("leaves that wait for each other in a circle")
+        return tuple(depths)
+
+    def group_key(self, leaves: Iterable[int]) -> str:
+        """Key of these leaves as one kernel: equal for equal groups of any graph, whatever runs around them."""
+        members = frozenset(leaves)
+        if (key := self._keys.get(members)) is None:
+            key = self._keys[members] = structural_key(self, members)
+        return key
+
+    def bytes_of(self, leaves: Iterable[int]) -> int:
+        """Bytes that a kernel of these leaves moves: each buffer read that comes from outside, each written that must be kept.
+
+        Whole buffers are counted, however little of one is read.
+        """
+        members = set(leaves)
+        read = {buffer for leaf in members for buffer in self.leaves[leaf].reads}
+        written = {buffer for leaf in members for buffer in self.leaves[leaf].writes}
+        given = [b for b in read if self.buffers[b].source != "leaf" or not members.issuperset(self.writers[b])]
+        filled = [b for b in written if kept(self, b, members)]
+        return sum(self.buffers[b].bytes for b in (*given, *filled))
+
+    def work_of(self, leaves: Iterable[int]) -> float:
+        """Roughly how many operations on single elements these leaves do: points of the loops times operations of the graph."""
+        return float(sum(self._points(leaf) * max(1, len(leaf.ops)) for leaf in map(self.leaves.__getitem__, set(leaves))))
+
+    @cached_property
+    def _keys(self) -> dict[frozenset[int], str]:
+        return {}
+
+    def _points(self, leaf: Leaf) -> int:
+        """Points of the leaf's loops; where those have symbols, elements of the largest buffer that it touches."""
+        if sizes := ITERATION.match(leaf.id):
+            return prod(map(int, re.split(r"[x|]", sizes[1])))
+        return max((self.buffers[b].elements for b in (*leaf.reads, *leaf.writes)), default=1)
+
+    def _touching(self, buffers: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        found: list[list[int]] = [[] for _ in self.buffers]
+        for number, touched in enumerate(buffers):
+            for buffer in sorted(set(touched)):
+                found[buffer].append(number)
+        return tuple(map(tuple, found))
 
     def to_json(self) -> dict[str, Any]:
         return {
