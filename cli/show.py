@@ -277,7 +277,7 @@ def winner_lines(winner: Winner, generation: int, known: Known) -> list[tuple[st
         ("samples", final_samples(winner, known.trials)),
         ("effort", f"{winner.effort}, space {winner.space_version}, generation {generation}"),
         ("by size", by_size(winner.evidence)),
-        ("evidence", named({name: value for name, value in winner.evidence.items() if name != "by_size"})),
+        ("evidence", named({name: value for name, value in winner.evidence.items() if name not in ("by_size", "kernels")})),
         ("provenance", named(winner.provenance)),
     ]
 

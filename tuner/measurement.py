@@ -148,7 +148,8 @@ class Winner:
 
     kind: "plan" or "default". speedup: default time / winner time, with the bounds of its 95% interval; 1 for "default".
     default_ms, winner_ms: medians of the final's samples; of several sizes, the geometric mean over them. groups: as realised by
-    the compiler in the final. effort, space_version: what was searched. evidence: how it was measured, for people and audits.
+    the compiler in the final. effort, space_version: what was searched. evidence: how it was measured, for people and audits;
+    its "kernels" are told by tuner/search/kernels.py.
     """
 
     query: Query

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from stored import program, query
 
+from tuner.anatomy import Anatomy, Leaf
 from tuner.cache.sqlite import SqliteStore
 from tuner.errors import WorkerDied, WorkerTimeout
 from tuner.measurement import Policy
@@ -64,7 +65,8 @@ class Script:
     "open", by the graph's name. busy: what makes a stretch of these plans untrustworthy, if anything. whole: what differs in the
     answer to "open whole" or "open sequence", with "ms", the times of default and planned, one pair for each process. at: by how
     much a plan, or the default, takes longer at one of a symbolic graph's sizes. profiled: a verdict on a plan whose
-    kernels have no times, or {"raise": error}. limits_s: of each "time"; opening_limits_s: of each "open".
+    kernels have no times, or {"raise": error}. anatomy: what differs in its answer. limits_s: of each "time";
+    opening_limits_s: of each "open".
     """
 
     def __init__(
@@ -78,8 +80,9 @@ class Script:
         whole: Callable[[str, int], Told] = lambda spec, process: {},
         at: Callable[[Plan, tuple[int, ...]], float] = lambda plan, size: 1.0,
         profiled: Callable[[Plan], Told] = lambda plan: {},
+        anatomy: Callable[[Plan], Told] = lambda plan: {},
     ):
-        self.at, self.profiled = at, profiled
+        self.at, self.profiled, self.anatomy = at, profiled, anatomy
         self.ms, self.verdict, self.odd, self.opening, self.busy, self.whole = ms, verdict, odd, opening, busy, whole
         self.requests: list[Told] = []
         self.limits_s: list[float] = []
@@ -127,7 +130,7 @@ class ScriptedWorker:
         if request["do"] in (limits := {"time": self.script.limits_s, "open": self.script.opening_limits_s}):
             limits[request["do"]].append(timeout_s)
         answers = {"open": self._open, "try": self._try, "time": self._time, "open whole": self._open_whole}
-        answers |= {"open sequence": self._open_sequence, "profile": self._profile}
+        answers |= {"open sequence": self._open_sequence, "profile": self._profile, "anatomy": self._anatomy}
         return answers[request["do"]](**{name: value for name, value in request.items() if name != "do"})
 
     def _raising(self, told: Told) -> Told:
@@ -171,6 +174,14 @@ class ScriptedWorker:
                 self._raising({"raise": error})
         times = {plan.key: self._samples(plan, samples) for plan in plans}
         return {**CONDITIONS, "times": times, "busy": self.script.busy(plans[1:]), "resident_bytes": self.resident}
+
+    def _anatomy(self, plan: Told) -> Told:
+        """Leaves that read and write nothing, grouped as the plan wants."""
+        wanted = Plan.from_json(plan)
+        groups = canonical_groups(wanted.groups or ONE_GROUP)
+        leaves = tuple(Leaf(leaf, "ComputedBuffer.Pointwise", True, "", (), (), (), ()) for group in groups for leaf in group)
+        told = self._raising({**self.script.anatomy(wanted)})
+        return {"status": "ok", "anatomy": Anatomy(leaves, (), (), groups).to_json(), "resident_bytes": self.resident, **told}
 
     def _profile(self, plans: list[Told], rounds: int, seed: int) -> Told:
         """One kernel in which all the time is spent."""

@@ -220,9 +220,7 @@ class Bench:
         return Profiled(times, failed, next((part.conditions for part in parts if part.conditions), {}))
 
     def _profile(self, plans: Sequence[Plan], rounds: int) -> Profiled:
-        if self._worker is None:
-            assert self._resolved is not None
-            self.open(self._resolved)
+        self._reopen()
         limit = limits(self.default)
         # Each is called twice as often as in a stretch: with its kernels watched, and without.
         stretch_s = limit.stretch_s(2 * len(plans) + 1, rounds, self.default["repetitions"], 0, known=False)

@@ -16,6 +16,7 @@ from tuner.plan import Groups, Plan
 from tuner.search.bench import DEFAULT, Bench, Timed
 from tuner.search.effort import Effort
 from tuner.search.heats import preference
+from tuner.search.kernels import kernels_of
 from tuner.search.provenance import provenance
 from tuner.search.race import ALIKE
 from tuner.search.rules import SEED, Rules
@@ -44,6 +45,10 @@ class Evidence:
     def decided(self, effort: Effort) -> bool:
         """Whether more processes would change nothing, at a look: every finalist has won or is without hope."""
         return all(self._decided(finalist, effort) for finalist in self.screening.finalists)
+
+    def ends(self, processes: int, effort: Effort) -> bool:
+        """Whether so many processes are all that the final takes."""
+        return processes == effort.looks[-1] or (processes in effort.looks and self.decided(effort))
 
     def _decided(self, finalist: Finalist, effort: Effort) -> bool:
         if not self.in_the_running(finalist, effort):
@@ -86,8 +91,9 @@ def run_finals(
 ) -> dict[str, Evidence]:
     """Measures the finalists of all workloads, in fresh processes which they share, on fresh inputs, until each is decided.
 
-    Each measurement is stored when it ends. watch: called before each workload in each process. seconds: by exact-match key, what
-    is spent on each workload. By exact-match key.
+    Each measurement is stored when it ends; in the last process the kernels of default and winner are timed.
+    watch: called before each workload in each process. seconds: by exact-match key, what is spent on each workload. By
+    exact-match key.
     """
     evidence = {s.resolved.query.exact_key: Evidence(s) for s in screenings if s.finalists}
     open_ = list(evidence.values())
@@ -104,6 +110,9 @@ def run_finals(
                     for measurement in _one_process(bench, item, effort):
                         store.add_measurement(measurement)
                         item.measurements.setdefault(measurement.plan.key, []).append(measurement)
+                    if item.ends(process + 1, effort):
+                        best = best_of(item, effort)
+                        item.screening.kernels = kernels_of(bench, DEFAULT if best is None else best.plan)
                 # The default is at fault, or the machine, and no candidate: there is nothing to conclude from.
                 except (WorkerError, UnsupportedGraph, DeviceBusy) as error:
                     item.error = error
@@ -144,7 +153,7 @@ def conclude(
 
     Of finalists that are alike, the incumbent wins, then the simpler one, so that repeated sweeps agree.
     """
-    confirmed = list(_confirmed(evidence, effort)) if evidence is not None else []
+    best = best_of(evidence, effort) if evidence is not None else None
     rows = [row for rows in (evidence.measurements.values() if evidence else ()) for row in rows if row.status == "ok"]
     default_ms = _median_ms([row.default_samples_ms for row in rows], rows[0].policy.size_count) if rows else screening.default_ms
     told: dict[str, Any] = {
@@ -155,16 +164,25 @@ def conclude(
     used = [*rows, *(finalist.screened for finalist in screening.passed)]
     if noisy := [why for row in used if (why := row.provenance.get("conditions", {}).get("busy"))]:
         told["busy"] = noisy[0]
-    if not confirmed:
+    if screening.kernels:
+        told["kernels"] = screening.kernels
+    if best is None:
         plain = Speedup(1.0, 1.0, 1.0)
         return _winner(screening, DEFAULT, screening.default_groups, default_ms, default_ms, plain, policy, effort, told)
-    fastest = max(found.speedup.value for found in confirmed)
-    alike = [found for found in confirmed if found.speedup.value >= fastest * (1 - ALIKE)]
-    best = min(alike, key=lambda found: preference(found.plan, screening.incumbent))
     default_ms = _median_ms([row.default_samples_ms for row in best.rows], best.rows[0].policy.size_count)
     winner_ms = _median_ms([row.samples_ms for row in best.rows], best.rows[0].policy.size_count)
     told |= _evidence(best.rows, effort)
     return _winner(screening, best.plan, best.rows[0].realised, default_ms, winner_ms, best.speedup, policy, effort, told)
+
+
+def best_of(evidence: Evidence, effort: Effort) -> Confirmed | None:
+    """The finalist that wins; None where the default does."""
+    confirmed = list(_confirmed(evidence, effort))
+    if not confirmed:
+        return None
+    fastest = max(found.speedup.value for found in confirmed)
+    alike = [found for found in confirmed if found.speedup.value >= fastest * (1 - ALIKE)]
+    return min(alike, key=lambda found: preference(found.plan, evidence.screening.incumbent))
 
 
 def _confirmed(evidence: Evidence, effort: Effort) -> Iterator[Confirmed]:

@@ -29,6 +29,7 @@ class Screening:
     """What screening of one workload found. default_ms: median time of the default. incumbent: the plan that won before.
 
     passed: candidates that were right, timed and within the memory limit. finalists: what the race makes of them.
+    kernels: see `tuner.search.kernels`; told when it is known what wins.
     """
 
     resolved: Resolved
@@ -37,6 +38,7 @@ class Screening:
     passed: list[Finalist] = field(default_factory=list)
     finalists: list[Finalist] = field(default_factory=list)
     incumbent: Plan = DEFAULT
+    kernels: dict[str, Any] = field(default_factory=dict)
 
 
 def slower_at(measurement: Measurement) -> tuple[int, ...] | None:

@@ -12,11 +12,12 @@ from tuner.answer import ProgramChoice
 from tuner.cache.contract import Store
 from tuner.errors import DeviceBusy, SpecError, TunerError, WorkerError
 from tuner.measurement import Policy, ProgramFinal, Winner
-from tuner.search.bench import Bench
+from tuner.search.bench import DEFAULT, Bench
 from tuner.search.dispatch import DispatchSearch, choose_dispatch, settled_dispatch, wants_dispatch
 from tuner.search.effort import RANKS, Effort
 from tuner.search.final import conclude, run_finals
-from tuner.search.heats import race
+from tuner.search.heats import race, racers_of
+from tuner.search.kernels import kernels_of
 from tuner.search.native_table import TableSearch, choose_table, sizes_vary, wants_table, withdraw_choices
 from tuner.search.progress import Progress
 from tuner.search.rules import MAX_JOBS, SEED, Rules
@@ -145,12 +146,18 @@ def _tune(to_tune: Mapping[str, Outcome], store: Store, policy: Policy, effort: 
         for key, outcome in to_tune.items():
             with _failing(outcome):
                 bench.seconds = seconds[key]
-                screenings[key] = screen(bench, pool, outcome.resolved, store, effort, outcome.progress, rules)
+                screenings[key] = found = screen(bench, pool, outcome.resolved, store, effort, outcome.progress, rules)
+                # Here and below the default has won, and the graph is open.
+                if not racers_of(found, effort):
+                    found.kernels = kernels_of(bench, DEFAULT)
     with _bench(1, policy, effort, rules) as bench:
         for key, screening in screenings.items():
             with _failing(to_tune[key]):
                 bench.seconds = seconds[key]
+                raced = bool(racers_of(screening, effort))
                 screening.finalists = race(bench, screening, store, effort, to_tune[key].progress)
+                if raced and not screening.finalists:
+                    screening.kernels = kernels_of(bench, DEFAULT)
     screenings = {key: screening for key, screening in screenings.items() if to_tune[key].error is None}
 
     def watch(screening: Screening) -> None:
