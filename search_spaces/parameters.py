@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
 
 BACKENDS = frozenset({"cpu", "cuda", "hip"})
@@ -72,3 +74,21 @@ class Flag(Where):
 
 
 Parameter = Integer | Choice | Flag
+
+
+def grid(parameter: Parameter) -> tuple[Value | None, ...]:
+    """The values among which a search chooses, the default among them; of numbers in ascending order.
+
+    Of an integer: its trials, and in the geometric middle between each two. Where the compiler decides by default, it does so in
+    place of a large number.
+    """
+    if isinstance(parameter, Flag):
+        return (False, True)
+    known = [*parameter.trials, *([] if parameter.default is None else [parameter.default])]
+    if isinstance(parameter, Integer):
+        ends = sorted(value for value in known if isinstance(value, int))
+        middles = [math.isqrt(low * high) for low, high in itertools.pairwise(ends) if low > 0]
+        known = sorted({*ends, *middles})
+    elif not any(isinstance(value, str) for value in known):
+        known.sort()
+    return (*known, None) if parameter.default is None else tuple(known)
