@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from tuner.anatomy import Anatomy, Leaf
 from tuner.compilers.inductor.anatomy import read_anatomy
 from tuner.compilers.inductor.capture import capture
+from tuner.compilers.inductor.hooks import compile_fx
+from tuner.compilers.inductor.program import copied
 from tuner.plan import Plan
 from tuner.workers.builder import Builder, fake_inputs
 from tuner.workload.graph import Graph
@@ -127,3 +135,150 @@ def test_a_graph_without_operations_has_no_leaves() -> None:
     (passed,) = gm.graph.find_nodes(op="placeholder")
     passed.meta["val"] = x
     assert read_anatomy(gm, [x], Plan(), is_inference=True, graph_id=0) == Anatomy((), (), (), ())
+
+
+def test_an_input_that_is_updated_is_one_buffer_that_is_rewritten_after_it_was_read() -> None:
+    def update(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        before = torch.cumsum(x, 0)
+        x.mul_(y)
+        return torch.cumsum(x, 1) + before
+
+    anatomy = anatomy_of(update, torch.randn(8, 16), torch.randn(8, 16))
+    (rewritten,) = [i for i, buffer in enumerate(anatomy.buffers) if buffer.source == "input" and buffer.escapes]
+    (writer,) = [i for i, leaf in enumerate(anatomy.leaves) if rewritten in leaf.writes]
+    readers = [i for i, leaf in enumerate(anatomy.leaves) if rewritten in leaf.reads and i != writer]
+    assert len(readers) == 2
+    assert set(readers) <= set(anatomy.leaves[writer].after)
+    assert anatomy.buffers[rewritten].bytes == 8 * 16 * 4
+
+
+def test_what_is_joined_is_pieces_that_are_read_and_one_that_is_whole() -> None:
+    anatomy = anatomy_of(lambda x, y: torch.cat([x.sin(), y.cos()]) @ x.mT, torch.randn(8, 16), torch.randn(4, 16))
+    join, whole = the_one(anatomy, "ConcatKernel")
+    assert not whole.fusable
+    assert [anatomy.buffers[piece].bytes for piece in whole.reads] == [8 * 16 * 4, 4 * 16 * 4]
+    assert [anatomy.buffers[made].bytes for made in whole.writes] == [12 * 16 * 4]
+    assert the_one(anatomy, "ExternKernelOut")[1].after == (join,)
+
+
+def test_a_view_that_a_library_call_gives_is_the_memory_that_it_views() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.polar(x.exp(), x)) + 1
+
+    anatomy = anatomy_of(function, torch.randn(8))
+    writes = [buffer for leaf in anatomy.leaves for buffer in leaf.writes]
+    assert len(writes) == len(set(writes)) < len(anatomy.leaves)
+    complex_ones = [i for i, buffer in enumerate(anatomy.buffers) if buffer.meta.startswith("complex64")]
+    assert any(set(complex_ones) & set(leaf.reads) for leaf in anatomy.leaves if leaf.fusable)
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = torch.nn.LayerNorm(32), torch.nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + torch.nn.functional.dropout(torch.nn.functional.gelu(self.linear(x)), 0.25, self.training))
+
+
+def blocks(count: int) -> torch.nn.Module:
+    return torch.nn.Sequential(*(Block() for _ in range(count)))
+
+
+def test_the_leaves_of_equal_layers_have_equal_contents() -> None:
+    anatomy = anatomy_of(blocks(3).eval(), torch.randn(4, 32))
+    contents = [leaf.content for leaf in anatomy.leaves]
+    period = len(contents) // 3
+    assert contents[:period] == contents[period : 2 * period] == contents[2 * period :]
+    assert len(set(contents[:period])) == period
+    assert [leaf.fusable for leaf in anatomy.leaves[:period]].count(False) == 1
+
+
+def training_anatomies(function: Function, *inputs: torch.Tensor) -> list[Anatomy]:
+    return [read(graph) for program in capture(function, inputs, phase="training") for graph in program.graphs]
+
+
+@pytest.mark.slow
+def test_the_forward_and_the_backward_of_a_training_step_have_layers_that_are_equal_too() -> None:
+    forward, backward = training_anatomies(blocks(3).train(), torch.randn(4, 32, requires_grad=True))
+    for anatomy in (forward, backward):
+        counts = Counter(leaf.content for leaf in anatomy.leaves if leaf.fusable)
+        # The outermost layers' neighbours are not those of the others, and seeds are drawn once for all.
+        assert sum(count >= 2 for count in counts.values()) > len(counts) / 2
+    assert any(buffer.escapes for buffer in forward.buffers)
+    assert not {leaf.content for leaf in backward.leaves if leaf.fusable} <= {leaf.content for leaf in forward.leaves}
+
+
+def rows_then_columns(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = torch.sin(x).sum(-1)
+    columns = torch.cos(y).sum(0)
+    return rows, columns
+
+
+def columns_then_rows(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    second = torch.cos(y).sum(0)
+    first = torch.sin(x).sum(-1)
+    return first, second
+
+
+@pytest.mark.parametrize("phase", ["inference", "training"])
+def test_the_order_of_independent_statements_and_names_of_variables_do_not_matter(phase: str) -> None:
+    inputs = [torch.randn(8, 16, requires_grad=phase == "training") for _ in range(2)]
+    ones, others = (
+        [graph for program in capture(function, inputs, phase=phase) for graph in program.graphs]
+        for function in (rows_then_columns, columns_then_rows)
+    )
+    assert [graph.key for graph in ones] == [graph.key for graph in others]
+    assert [graph.order for graph in ones] != [graph.order for graph in others]
+    assert [read(graph) for graph in ones] == [read(graph) for graph in others]
+
+
+def test_symbols_are_texts_that_do_not_depend_on_what_torch_calls_them() -> None:
+    found: list[Anatomy] = []
+
+    def inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
+        found.append(read_anatomy(copied(gm), inputs, Plan(), **kwargs))
+
+        def run(values: list[Any]) -> Any:
+            return gm.forward(*values)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def function(x: torch.Tensor, zeta: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.cat([x, zeta], 1).relu(), -1) * zeta[:, :1]
+
+    def renamed(alpha: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.cat([alpha, b], 1).relu(), -1) * b[:, :1]
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        return compile_fx(gm, inputs, inner_compile=inner)
+
+    with torch.no_grad():
+        for called in (function, renamed):
+            torch._dynamo.reset()
+            torch.compile(called, backend=backend, dynamic=True)(torch.randn(6, 10), torch.randn(6, 7))
+    torch._dynamo.reset()
+    one, other = found
+    assert one == other
+    x = next(buffer for buffer in one.buffers if buffer.source == "input")
+    assert (x.meta, x.bytes) == ("float32[s0,s1]{s1,1}", 240)
+
+
+PRINTED = """
+import sys; sys.path.insert(0, sys.argv[1])
+from test_anatomy import layers
+print(layers())
+"""
+
+
+def layers() -> str:
+    return json.dumps(anatomy_of(blocks(2).eval(), torch.randn(4, 32)).to_json())
+
+
+@pytest.mark.slow
+def test_it_is_the_same_in_a_process_that_hashes_differently() -> None:
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    command = [sys.executable, "-P", "-c", PRINTED, str(Path(__file__).parent)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == layers()

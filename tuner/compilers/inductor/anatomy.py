@@ -58,12 +58,14 @@ class _Reader:
         leaves = []
         for name in names:
             leaf, node = found[name]
-            fusable = _is_fusable(leaf, node)
-            reads, writes = accesses(leaf._body) if fusable else _of_a_call(leaf)
+            body = _loops_of(leaf)
+            # A list of leaves that stays together is a kernel of its own.
+            fusable = body is not None and leaf is node
+            reads, writes = _of_a_call(leaf) if body is None else accesses(body)
             touched = memory.numbers(reads), memory.numbers(writes)
-            content = _content(leaf, loops(leaf._body) if fusable else "", memory, (reads, writes), text)
+            content = _content(leaf, "" if body is None else loops(body), memory, (reads, writes), text)
             after = sorted({number[before] for before in _before(leaf) if before in number and before != name})
-            made_of = operations.of(leaf, fusable)
+            made_of = operations.of(leaf, loops=body is not None)
             leaves.append(Leaf(ids[name], ir_class(leaf), fusable, content, *touched, tuple(after), made_of))
         self.leaves = tuple(leaves)
         self.buffers, self.ops = memory.buffers(), operations.ops()
@@ -72,15 +74,16 @@ class _Reader:
         return Anatomy(self.leaves, self.buffers, self.ops, groups)
 
 
-def _is_fusable(leaf: Any, node: Any) -> bool:
-    """Whether loops are generated for a leaf under a scheduler's `node`, which may be a list of them that stays together."""
-    return ir_class(leaf).startswith("ComputedBuffer") and not leaf.is_template() and not node.is_foreach() and leaf is node
+def _loops_of(leaf: Any) -> Any:
+    """The body of the loops that are generated for a leaf; None for a library call, a template, and what does nothing."""
+    body = getattr(leaf, "_body", None)
+    return body if ir_class(leaf).startswith("ComputedBuffer") and hasattr(body, "root_block") else None
 
 
 def _of_a_call(leaf: Any) -> tuple[list[str], list[str]]:
-    """Names of what a leaf without loops reads and writes; what only orders it is not read."""
+    """Names of what a leaf without loops reads and writes: not what only orders it, nor an output that is a view of an input."""
     reads = [dep.name for dep in leaf.read_writes.reads if type(dep).__name__ != "WeakDep"]
-    return list(dict.fromkeys(reads)), [buffer.get_name() for buffer in leaf.get_outputs()]
+    return list(dict.fromkeys(reads)), [buffer.get_name() for buffer in leaf.get_outputs() if not buffer.get_aliases()]
 
 
 def _before(leaf: Any) -> Iterable[str]:
@@ -117,11 +120,12 @@ class _Memory:
         return tuple(self._numbers.setdefault(name, len(self._numbers)) for name in held)
 
     def _holder(self, name: str) -> str:
-        """The buffer in whose memory this one lies."""
+        """The buffer in whose memory this one lies; pieces that are written in place of a whole are buffers of their own."""
         for _ in range(len(self.scheduler.name_to_buf) + 1):
             real = self.scheduler.mutation_real_name.get(name, name)
             buffer = self.scheduler.name_to_buf.get(real)
-            aliased = list(buffer.get_aliases()) if buffer is not None else []
+            piece = buffer is None or type(buffer.node.layout).__name__ == "NonOwningLayout"
+            aliased = [] if piece else list(buffer.get_aliases())
             following = aliased[0] if len(aliased) == 1 else real
             if following == name:
                 return name
@@ -180,11 +184,16 @@ class _Operations:
         self._inlined: set[fx.Node] = set()
         self._stored: set[fx.Node] = set()
 
-    def of(self, leaf: Any, fusable: bool) -> tuple[int, ...]:
-        origins = set(leaf.node.origins) & self.number.keys()
-        (self._inlined if fusable else self._stored).update(origins)
+    def of(self, leaf: Any, loops: bool) -> tuple[int, ...]:
+        """Those of which a leaf is made. loops: whether it has loops, in which others are computed beside its own."""
+        made_of = [self.number[origin] for origin in leaf.node.origins if origin in self.number]
+        if not loops:
+            # The compiler tells also what was not in memory yet when the call was lowered: loops of other leaves compute that.
+            made_of = [max(made_of)] if made_of else []
+            self._stored.update(self.nodes[i] for i in made_of)
+        self._inlined.update(self.nodes[i] for i in made_of)
         self._stored.add(leaf.node.get_origin_node())
-        return tuple(sorted(self.number[origin] for origin in origins))
+        return tuple(sorted(made_of))
 
     def ops(self) -> tuple[Op, ...]:
         return tuple(self._op(node) for node in self.nodes)
