@@ -282,3 +282,14 @@ def test_it_is_the_same_in_a_process_that_hashes_differently() -> None:
     command = [sys.executable, "-P", "-c", PRINTED, str(Path(__file__).parent)]
     done = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == layers()
+
+
+def test_a_cut_that_is_made_is_a_leaf_of_its_own_and_the_others_keep_their_names() -> None:
+    (graph,) = graphs_of(masked_softmax, *score_bias_mask())
+    default = read(graph)
+    (cut,) = [op.cut for op in default.ops if op.target == "aten.where.self"]
+    anatomy = read(graph, Plan(cuts=(cut,)))
+    assert len(anatomy.leaves) == len(default.leaves) + 1
+    assert {op.cut for op in anatomy.ops} == {op.cut for op in default.ops if op.cut != cut}
+    (made,) = [i for i, leaf in enumerate(anatomy.leaves) if leaf.id.split(":")[0] == cut.split(":")[0]]
+    assert sum(made in leaf.after for leaf in anatomy.leaves) >= 2

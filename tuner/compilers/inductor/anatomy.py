@@ -123,7 +123,7 @@ class _Memory:
         """The buffer in whose memory this one lies; pieces that are written in place of a whole are buffers of their own."""
         for _ in range(len(self.scheduler.name_to_buf) + 1):
             real = self.scheduler.mutation_real_name.get(name, name)
-            buffer = self.scheduler.name_to_buf.get(real)
+            buffer: Any = self.scheduler.name_to_buf.get(real)
             piece = buffer is None or type(buffer.node.layout).__name__ == "NonOwningLayout"
             aliased = [] if piece else list(buffer.get_aliases())
             following = aliased[0] if len(aliased) == 1 else real
