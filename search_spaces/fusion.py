@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 from tuner.anatomy import Anatomy
 from tuner.plan import Groups, canonical_groups
+from tuner.search_spaces.cut_sites import cut_sites as cut_sites
 from tuner.search_spaces.groups import convex_sets
+from tuner.search_spaces.groups import waits as waits
+from tuner.search_spaces.groups import why_not as why_not
 from tuner.search_spaces.islands import islands
 from tuner.structure import structural_order
 

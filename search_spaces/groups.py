@@ -52,6 +52,47 @@ def convex_sets(anatomy: Anatomy, leaves: Iterable[int], own: Iterable[frozenset
     return [ways.leaves_of(bits) for bits in found]
 
 
+def waits(anatomy: Anatomy, leaves: Iterable[int]) -> list[tuple[int, int]]:
+    """Pairs (a, b) of these leaves where b waits for a, directly or for something between that is none of them."""
+    own = set(leaves)
+    between = _between(anatomy, sorted(own))
+    found = []
+    for leaf in sorted(own):
+        todo, seen = [leaf], set[int]()
+        while todo:
+            for before in anatomy.leaves[todo.pop()].after:
+                if before in seen:
+                    continue
+                seen.add(before)
+                if before in own:
+                    found.append((before, leaf))
+                elif before in between:
+                    todo.append(before)
+    return found
+
+
+def why_not(anatomy: Anatomy, group: Iterable[int]) -> str:
+    """Why these leaves cannot share a kernel, whatever the compiler; "" if nothing stands against it. A leaf alone always can."""
+    members = set(group)
+    if len(members) < 2:
+        return ""
+    name = [leaf.id for leaf in anatomy.leaves]
+    for leaf in sorted(members):
+        if not anatomy.leaves[leaf].fusable:
+            return f"no kernel is generated for {name[leaf]}"
+    if between := _between(anatomy, sorted(members)):
+        return f"{name[min(between)]} has to run in between"
+    linked = {leaf: {leaf} for leaf in members}
+    for together in _touching(anatomy, sorted(members)).values():
+        for leaf in together:
+            linked[leaf] |= together.keys()
+    part, todo = set[int](), [min(members)]
+    while todo:
+        part |= (new := linked[todo.pop()] - part)
+        todo += new
+    return f"{name[min(members - part)]} shares no buffer with {name[min(members)]}" if part != members else ""
+
+
 class Ways:
     """Some leaves, and the ways between them: those that lead through each other, and through leaves that stand between."""
 
@@ -171,13 +212,18 @@ def _between(anatomy: Anatomy, leaves: list[int]) -> set[int]:
     return found
 
 
-def _sharing(anatomy: Anatomy, leaves: list[int]) -> Iterator[list[int]]:
-    """For each buffer, those of the leaves that belong together for its sake, where there are two."""
+def _touching(anatomy: Anatomy, leaves: list[int]) -> dict[int, dict[int, None]]:
+    """Of each buffer, those of the leaves that read or write it."""
     touching: dict[int, dict[int, None]] = {}
     for leaf in leaves:
-        for buffer in (*anatomy.leaves[leaf].reads, *anatomy.leaves[leaf].writes):
+        for buffer in anatomy.touched[leaf]:
             touching.setdefault(buffer, {})[leaf] = None
-    for buffer, users in touching.items():
+    return touching
+
+
+def _sharing(anatomy: Anatomy, leaves: list[int]) -> Iterator[list[int]]:
+    """For each buffer, those of the leaves that belong together for its sake, where there are two."""
+    for buffer, users in _touching(anatomy, leaves).items():
         if len(together := belonging(anatomy, buffer, [*users])) > 1:
             yield together
 

@@ -24,14 +24,13 @@ def islands(anatomy: Anatomy) -> list[frozenset[int]]:
     units = _Units(anatomy)
     joined = _Joined(len(units.members))
     at: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    users = [frozenset(both) for both in map(tuple.__add__, anatomy.readers, anatomy.writers)]
-    for buffer, touching in enumerate(users):
+    for buffer, touching in enumerate(anatomy.users):
         for leaf in touching:
             if not units.barrier[unit := units.of[leaf]]:
                 at[buffer][units.level[unit]].append(leaf)
         for leaves in at[buffer].values():
             joined.join(units.of[leaf] for leaf in belonging(anatomy, buffer, leaves))
-    _delay(anatomy, units, joined, at, users)
+    _delay(anatomy, units, joined, at)
     found: dict[int, frozenset[int]] = defaultdict(frozenset)
     for root, island in joined.members.items():
         if not units.barrier[root]:
@@ -50,12 +49,10 @@ def belonging(anatomy: Anatomy, buffer: int, leaves: Sequence[int]) -> list[int]
 
 
 def _moved(anatomy: Anatomy, leaf: int) -> int:
-    return sum(anatomy.buffers[buffer].bytes for buffer in {*anatomy.leaves[leaf].reads, *anatomy.leaves[leaf].writes})
+    return sum(anatomy.buffers[buffer].bytes for buffer in {*anatomy.touched[leaf]})
 
 
-def _delay(
-    anatomy: Anatomy, units: _Units, joined: _Joined, at: dict[int, dict[int, list[int]]], users: Sequence[frozenset[int]]
-) -> None:
+def _delay(anatomy: Anatomy, units: _Units, joined: _Joined, at: dict[int, dict[int, list[int]]]) -> None:
     """Islands that nobody needs before a later level move there, if they share something with others there; last ones first.
 
     The first level at which a leaf could run need not be that at which it is of use: what is made of inputs could run first.
@@ -69,18 +66,18 @@ def _delay(
         if not needed or (latest := min(needed)) <= level:
             continue
         inside = frozenset[int]().union(*(units.members[one] for one in island))
-        touched = {buffer for leaf in inside for buffer in (*anatomy.leaves[leaf].reads, *anatomy.leaves[leaf].writes)}
+        touched = {buffer for leaf in inside for buffer in anatomy.touched[leaf]}
         together = {unit}
         for buffer in touched:
             there = [leaf for leaf in at[buffer][latest] if units.level[units.of[leaf]] == latest]
-            near = belonging(anatomy, buffer, [*(inside & users[buffer]), *there])
+            near = belonging(anatomy, buffer, [*(inside & anatomy.users[buffer]), *there])
             if not inside.isdisjoint(near):
                 together.update(units.of[leaf] for leaf in near)
         if not together <= island:
             for one in island:
                 units.level[one] = latest
             for buffer in touched:
-                at[buffer][latest] += inside & users[buffer]
+                at[buffer][latest] += inside & anatomy.users[buffer]
             joined.join([unit, *together])
 
 

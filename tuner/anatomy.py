@@ -107,6 +107,24 @@ class Anatomy:
         return self._touching(leaf.writes for leaf in self.leaves)
 
     @cached_property
+    def users(self) -> tuple[frozenset[int], ...]:
+        """Of each buffer, the leaves that read or write it."""
+        return tuple(frozenset(both) for both in map(tuple.__add__, self.readers, self.writers))
+
+    @cached_property
+    def touched(self) -> tuple[tuple[int, ...], ...]:
+        """Of each leaf, the buffers that it reads, and then those that it writes."""
+        return tuple(leaf.reads + leaf.writes for leaf in self.leaves)
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """Of each leaf, what it computes, and which of the buffers that it touches are one and the same."""
+        places = ([touched.index(buffer) for buffer in touched] for touched in self.touched)
+        return tuple(
+            f"{leaf.kind} {leaf.content} {len(leaf.reads)} {same}" for leaf, same in zip(self.leaves, places, strict=True)
+        )
+
+    @cached_property
     def followers(self) -> tuple[tuple[int, ...], ...]:
         """Of each leaf, those that have it in their `after`, ascending."""
         found: list[list[int]] = [[] for _ in self.leaves]

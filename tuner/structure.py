@@ -10,7 +10,7 @@ twice. Near linear in leaves and what they read and write.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +38,10 @@ def structural_key(anatomy: Anatomy, leaves: Iterable[int]) -> str:
     return digest("group", within.written(within.order()))
 
 
-def kept(anatomy: Anatomy, buffer: int, members: set[int]) -> bool:
+def kept(anatomy: Anatomy, buffer: int, members: Set[int]) -> bool:
     """Whether a buffer that the members fill must be in memory: an input, or one that the graph yields or a leaf outside uses."""
     one = anatomy.buffers[buffer]
-    if one.escapes or one.source != "leaf":
-        return True
-    return any(leaf not in members for leaf in (*anatomy.readers[buffer], *anatomy.writers[buffer]))
+    return one.escapes or one.source != "leaf" or not anatomy.users[buffer] <= members
 
 
 class _Set:
@@ -51,7 +49,7 @@ class _Set:
 
     def __init__(self, anatomy: Anatomy, leaves: Iterable[int]):
         self.anatomy = anatomy
-        self.members = set(leaves)
+        self.members = frozenset(leaves)
         # of each leaf, how many of the set stand before it
         self.depth: dict[int, int] = {}
         for leaf in sorted(self.members, key=lambda leaf: anatomy.depths[leaf]):
@@ -60,11 +58,11 @@ class _Set:
         self.leaves = sorted(self.members, key=lambda leaf: (self.depth[leaf], leaf))
 
     def order(self) -> list[int]:
-        colours = {leaf: self._own(leaf) for leaf in self.leaves}
+        colours = {leaf: self.anatomy.texts[leaf] for leaf in self.leaves}
         if not self._told_apart(colours):
             touching: dict[int, list[tuple[int, int]]] = defaultdict(list)
             for leaf in self.leaves:
-                for port, buffer in enumerate(self._touched(leaf)):
+                for port, buffer in enumerate(self.anatomy.touched[leaf]):
                     touching[buffer].append((port, leaf))
             colours = self._refined(colours, touching)
             if not self._told_apart(colours):
@@ -84,45 +82,39 @@ class _Set:
 
     def _memory(self, buffer: int) -> list[Any]:
         one = self.anatomy.buffers[buffer]
-        filled = any(leaf in self.members for leaf in self.anatomy.writers[buffer])
-        use = "read" if not filled else "kept" if kept(self.anatomy, buffer, self.members) else "inner"
-        given = use == "kept" and one.source != "leaf"
+        if self.members.isdisjoint(self.anatomy.writers[buffer]):
+            use = "read"
+        elif one.source != "leaf":
+            use = "rewritten"
+        else:
+            use = "kept" if kept(self.anatomy, buffer, self.members) else "inner"
         # the size too: where sizes are symbols, the text of two sizes is one
-        return [one.meta, one.bytes, use, *(["given"] if given else [])]
+        return [one.meta, one.bytes, use]
 
     def _waits_for(self, leaf: int) -> Iterable[int]:
         """Leaves of the set whose memory this one overwrites, or that it must follow though it reads nothing of theirs."""
         one = self.anatomy.leaves[leaf]
-        touched = set(self._touched(leaf))
-        for other in one.after:
-            read = set(self.anatomy.leaves[other].writes) & set(one.reads)
-            if other in self.members and not read and touched.intersection(self._touched(other)):
+        for other in self.members.intersection(one.after):
+            read = not set(one.reads).isdisjoint(self.anatomy.leaves[other].writes)
+            if not read and not set(self.anatomy.touched[leaf]).isdisjoint(self.anatomy.touched[other]):
                 yield other
-
-    def _touched(self, leaf: int) -> tuple[int, ...]:
-        return self.anatomy.leaves[leaf].reads + self.anatomy.leaves[leaf].writes
 
     def _told_apart(self, colours: dict[int, str]) -> bool:
         return len({(self.depth[leaf], colour) for leaf, colour in colours.items()}) == len(colours)
 
-    def _own(self, leaf: int) -> str:
-        """What the leaf computes, and which of its buffers are one and the same."""
-        one, touched = self.anatomy.leaves[leaf], self._touched(leaf)
-        return f"{one.kind} {one.content} {len(one.reads)} {[touched.index(buffer) for buffer in touched]}"
-
     def _refined(self, colours: dict[int, str], touching: dict[int, list[tuple[int, int]]]) -> dict[int, str]:
         """Colours that also say what surrounds a leaf within the set."""
-        base = {buffer: repr(self._memory(buffer)) for buffer in touching}
+        base = {buffer: str(self._memory(buffer)) for buffer in touching}
         for against in (False, True):
             colours = self._swept(colours, base, touching, against)
+            if self._told_apart(colours):
+                return colours
         count = len(set(colours.values()))
         for _ in range(ROUNDS):
-            if self._told_apart(colours):
-                break
-            seen = {b: _hash(base[b], sorted((port, colours[leaf]) for port, leaf in at)) for b, at in touching.items()}
-            colours = {leaf: _hash(colours[leaf], [seen[buffer] for buffer in self._touched(leaf)]) for leaf in self.leaves}
+            seen = {b: _hash(base[b], *sorted(f"{port} {colours[leaf]}" for port, leaf in at)) for b, at in touching.items()}
+            colours = {leaf: _hash(colours[leaf], *map(seen.__getitem__, self.anatomy.touched[leaf])) for leaf in self.leaves}
             before, count = count, len(set(colours.values()))
-            if count == before:
+            if count == before or self._told_apart(colours):
                 break
         return colours
 
@@ -131,16 +123,13 @@ class _Set:
     ) -> dict[int, str]:
         """Colours that say all that a leaf is computed from, at any distance; or, against the edges, all that it is for."""
         found: dict[int, str] = {}
+        depth = {leaf: -deep for leaf, deep in self.depth.items()} if against else self.depth
         for leaf in reversed(self.leaves) if against else self.leaves:
-            around = []
-            for buffer in self._touched(leaf):
-                done = [
-                    (port, found[other])
-                    for port, other in touching[buffer]
-                    if (self.depth[other] > self.depth[leaf] if against else self.depth[other] < self.depth[leaf])
-                ]
-                around.append((base[buffer], sorted(done)))
-            found[leaf] = _hash(colours[leaf], around)
+            around = [colours[leaf]]
+            for buffer in self.anatomy.touched[leaf]:
+                around.append(base[buffer])
+                around += sorted(f"{port} {found[other]}" for port, other in touching[buffer] if depth[other] < depth[leaf])
+            found[leaf] = _hash(*around)
         return found
 
     def _walked(self, colours: dict[int, str], touching: dict[int, list[tuple[int, int]]]) -> dict[int, str]:
@@ -158,7 +147,7 @@ class _Set:
                 if leaf in visited:
                     continue
                 visited[leaf] = len(visited)
-                for buffer in self._touched(leaf):
+                for buffer in self.anatomy.touched[leaf]:
                     if buffer not in crossed:
                         crossed.add(buffer)
                         queue += [
@@ -167,5 +156,5 @@ class _Set:
         return {leaf: f"{colours[leaf]} {visited[leaf]:09}" for leaf in self.leaves}
 
 
-def _hash(*parts: Any) -> str:
-    return blake2b(repr(parts).encode(), digest_size=12).hexdigest()
+def _hash(*parts: str) -> str:
+    return blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()

@@ -86,6 +86,13 @@ def test_a_circle_of_three_groups_is_forbidden_too():
     assert can_run(found, set(after))
 
 
+def test_shares_of_groups_are_no_partition():
+    """Half of each pair would cost 1.5."""
+    costs = {frozenset(pair): 1.0 for pair in itertools.combinations(range(3), 2)}
+    costs |= {frozenset((leaf,)): cost for leaf, cost in enumerate((0.7, 0.8, 0.9))}
+    assert best_partition(range(3), costs, []) == [{0}, {1, 2}]
+
+
 def test_of_partitions_that_cost_the_same_the_one_with_fewest_groups_is_chosen():
     costs = {frozenset((0,)): 1.0, frozenset((1,)): 1.0, frozenset((0, 1)): 2.0}
     assert best_partition([0, 1], costs, [(0, 1)]) == [{0, 1}]

@@ -8,7 +8,7 @@ import pytest
 from drawn import Drawing, random_anatomy
 
 from tuner.anatomy import Anatomy
-from tuner.search_spaces.fusion import Region, convex_groups, groups_within, regions
+from tuner.search_spaces.fusion import Region, convex_groups, groups_within, regions, waits, why_not
 
 
 def whole(anatomy: Anatomy) -> Region:
@@ -130,3 +130,37 @@ def test_the_same_groups_come_in_the_same_order():
     anatomy = random_anatomy(4, count=14, barriers=0)
     assert convex_groups(anatomy, whole(anatomy), 100) == convex_groups(anatomy, whole(anatomy), 100)
     assert len(convex_groups(anatomy, whole(anatomy), 100)) == 100
+
+
+def test_it_is_told_why_leaves_cannot_share_a_kernel():
+    graph = Drawing()
+    graph.given("x", "y")
+    graph.leaf("norm", ["x"])
+    graph.leaf("mm", ["norm"], library=True)
+    graph.leaf("add", ["mm", "norm"])
+    graph.leaf("apart", ["y"])
+    anatomy = graph.anatomy()
+    _, mm, add, apart = (leaf.id for leaf in anatomy.leaves)
+    assert why_not(anatomy, [0, 1]) == f"no kernel is generated for {mm}"
+    assert why_not(anatomy, [0, 2]) == f"{mm} has to run in between"
+    assert why_not(anatomy, [2, 3]) == f"{apart} shares no buffer with {add}"
+    assert [why_not(anatomy, [leaf]) for leaf in range(4)] == [""] * 4
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nothing_stands_against_a_group_that_is_proposed(seed):
+    anatomy = random_anatomy(seed, count=14)
+    for region in regions(anatomy):
+        assert {why_not(anatomy, group) for group in convex_groups(anatomy, region, 200)} == {""}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_order_within_leaves_holds_for_what_runs_between_them_too(seed):
+    anatomy = random_anatomy(seed, count=12)
+    leaves = [leaf for leaf in range(12) if leaf % 3]
+    pairs = waits(anatomy, leaves)
+    below = {leaf: {b for a, b in pairs if a == leaf} for leaf in leaves}
+    for leaf in reversed(leaves):
+        for other in list(below[leaf]):
+            below[leaf] |= below[other]
+    assert below == {leaf: reached(anatomy, leaf) & {*leaves} for leaf in leaves}

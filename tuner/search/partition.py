@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
 Group = frozenset[int]
@@ -15,7 +15,13 @@ Group = frozenset[int]
 PER_GROUP = 1e-6
 # The solver takes differences under 1e-6 for none: costs are scaled so that the dearest group costs this.
 SCALE = 1e4
-TIMED_OUT = 1
+# A share this close to 0 or 1 is 0 or 1.
+WHOLE = 1e-6
+# Groups for each leaf that the first exact program has: those that look best.
+FIRST_TRIED = 6
+LEAST_SECONDS = 0.05
+# the status of scipy's solvers
+INFEASIBLE = 2
 
 
 def best_partition(
@@ -62,8 +68,8 @@ class _Program:
             raise ValueError("a cost that is no finite number")
         dearest = float(np.abs(prices).max()) or 1.0
         self._prices = prices * (SCALE / dearest) + SCALE * PER_GROUP
-        self._rows: list[list[int]] = [*self.holding.values()]
-        self._most = [1.0] * len(self._rows)
+        self._circles: list[list[int]] = []
+        self._most: list[float] = []
 
     def forbid(self, circle: Sequence[tuple[int, int]]) -> None:
         """Groups that stand at the places of a circle are not all chosen, nor any others that would close it.
@@ -73,30 +79,75 @@ class _Program:
         places have different ones, the circle is closed.
         """
         columns = {column for enters, leaves in circle for column in set(self.holding[enters]) & set(self.holding[leaves])}
-        self._rows.append(sorted(columns))
+        self._circles.append(sorted(columns))
         self._most.append(len(circle) - 1.0)
 
     def solve(self, seconds: float, known: Sequence[Group] | None = None) -> list[Group]:
-        """The cheapest choice; `known`, or every leaf alone, where time is up before there is any."""
-        starts = np.cumsum([0, *map(len, self._rows)])
-        columns = np.concatenate([np.array(row, dtype=np.int64) for row in self._rows])
-        matrix = csr_array((np.ones(len(columns)), columns, starts), shape=(len(self._rows), len(self.groups)))
-        most = np.array(self._most)
-        least = np.where(np.arange(len(most)) < len(self.holding), 1.0, -np.inf)
-        options = {"time_limit": max(seconds, 0.05), "mip_rel_gap": 0.0}
-        result: Any = milp(
+        """The cheapest choice; `known`, or every leaf alone, where time is up before there is any.
+
+        Shares of groups are allowed first: that is quick, a bound, and most often a choice already. It also tells of each group
+        by how much it would worsen things. The exact program then needs only those groups that worsen things by no more than
+        what lies between the bound and a choice that is known, which are few.
+        """
+        ends = time.monotonic() + max(seconds, LEAST_SECONDS)
+        count, matrix = len(self.holding), self._matrix()
+        shared: Any = linprog(
             self._prices,
-            integrality=np.ones(len(self.groups)),
-            bounds=Bounds(0, 1),
-            constraints=LinearConstraint(matrix, least, most),
-            options=options,
+            A_eq=matrix[:count],
+            b_eq=np.ones(count),
+            A_ub=matrix[count:] if matrix.shape[0] > count else None,
+            b_ub=self._most if self._most else None,
+            bounds=(0, None),
+            options={"time_limit": max(seconds, LEAST_SECONDS)},
         )
-        if result.x is not None:
-            return [group for group, share in zip(self.groups, result.x, strict=True) if share > 0.5]
+        if shared.status == INFEASIBLE:
+            raise ValueError("no choice of groups covers the leaves")
+        if shared.x is None:
+            return self._unsolved(known)
+        if np.abs(shared.x - shared.x.round()).max() < WHOLE:
+            return self._chosen(shared.x)
+        worse = np.asarray(shared.lower.marginals)
+        tried = np.argsort(worse, kind="stable")[: FIRST_TRIED * count]
+        found = self._exactly(np.sort(tried), matrix, ends)
+        needed = np.flatnonzero(worse <= (np.inf if found is None else self._prices @ found - shared.fun + WHOLE))
+        if not np.isin(needed, tried).all():
+            better = self._exactly(needed, matrix, ends)
+            found = found if better is None else better
+        return self._unsolved(known) if found is None else self._chosen(found)
+
+    def _exactly(self, columns: Any, matrix: Any, ends: float) -> Any:
+        """Which groups are chosen, 1 or 0, when only `columns` may be; None where they cover nothing, or time is up."""
+        count = len(self.holding)
+        least = np.where(np.arange(matrix.shape[0]) < count, 1.0, -np.inf)
+        result: Any = milp(
+            self._prices[columns],
+            integrality=np.ones(len(columns)),
+            bounds=Bounds(0, 1),
+            constraints=LinearConstraint(matrix[:, columns], least, np.array([1.0] * count + self._most)),
+            options={"time_limit": max(ends - time.monotonic(), LEAST_SECONDS), "mip_rel_gap": 0.0},
+        )
+        if result.x is None:
+            if result.status == INFEASIBLE and len(columns) == len(self.groups):
+                raise ValueError("no choice of groups covers the leaves")
+            return None
+        found = np.zeros(len(self.groups))
+        found[columns] = result.x.round()
+        return found
+
+    def _chosen(self, shares: Any) -> list[Group]:
+        return [group for group, share in zip(self.groups, shares, strict=True) if share > 0.5]
+
+    def _unsolved(self, known: Sequence[Group] | None) -> list[Group]:
         alone = [frozenset((leaf,)) for leaf in self.holding]
-        if result.status == TIMED_OUT and (known or set(alone) <= set(self.groups)):
+        if known or set(alone) <= set(self.groups):
             return list(known or alone)
-        raise ValueError(f"no choice of groups covers the leaves: {result.message}")
+        raise ValueError("no choice of groups was found in time")
+
+    def _matrix(self) -> Any:
+        rows = [*self.holding.values(), *self._circles]
+        starts = np.cumsum([0, *map(len, rows)])
+        columns = np.concatenate([np.array(row, dtype=np.int64) for row in rows])
+        return csr_array((np.ones(len(columns)), columns, starts), shape=(len(rows), len(self.groups)))
 
 
 def _circles(groups: Sequence[Group], pairs: Iterable[tuple[int, int]]) -> list[list[tuple[int, int]]]:
