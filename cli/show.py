@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.cli.kernels import Kernels
 from tuner.cli.output import (
     SHORT_KEY,
     Varying,
@@ -30,6 +31,7 @@ from tuner.cli.output import (
     winner_json,
     workload_json,
 )
+from tuner.cli.show_kernels import print_kernels, summary_of
 from tuner.cli.show_trials import (
     conditions_of,
     describe_conditions,
@@ -38,7 +40,7 @@ from tuner.cli.show_trials import (
     trial_json,
     verdict_of,
 )
-from tuner.errors import SpecError
+from tuner.errors import SpecError, TunerError, UsageError
 from tuner.measurement import STATUSES, Measurement, ProgramFinal, Winner, what_was_wrong
 from tuner.plan import describe_groups
 from tuner.target import Query
@@ -49,9 +51,16 @@ if TYPE_CHECKING:
     from tuner.lookup.reader import StoreReader
 
 
+# parts of a winner's evidence that have lines of their own
+TOLD_APART = ("by_size", "kernels")
+
+
 @click.command(short_help="List the winners of a store, or explain one.")
 @click.argument("spec_or_key", required=False)
 @click.option("--quarantined", is_flag=True, help="List the candidates that are not tried or served again, and why.")
+@click.option(
+    "--svg", type=click.Path(path_type=Path), help="Draw the kernels of one graph into this file, default beside winner."
+)
 @click.option("--verbose", "-v", is_flag=True, help="Also show the traceback of what failed.")
 @varying_options
 @phase_option
@@ -60,6 +69,7 @@ if TYPE_CHECKING:
 def show(
     spec_or_key: str | None,
     quarantined: bool,
+    svg: Path | None,
     verbose: bool,
     dims: tuple[str, ...],
     dynamic: bool,
@@ -67,13 +77,23 @@ def show(
     store: Path | None,
     as_json: bool,
 ) -> None:
-    """List the winners of a store; with a SPEC or a workload key (6 hex digits or more), show how each was measured."""
+    """List the winners of a store; with a SPEC or a workload key (6 hex digits or more), show how each was measured.
+
+    What is shown of a winner includes its kernels, beside those of the default.
+    """
     from tuner.cache.sqlite import SqliteStore
     from tuner.lookup.reader import StoreReader
 
+    if svg is not None and (spec_or_key is None or quarantined):
+        raise UsageError("--svg draws one graph: name it by SPEC or key, without --quarantined")
     path = settings_for(store).store
     with SqliteStore(path, read_only=True) as opened:
         keys = None if spec_or_key is None else workload_keys(opened, spec_or_key, varying_of(dims, dynamic), phase)
+        if svg is not None and keys is not None:
+            drawn = draw_kernels(opened, keys, svg)
+            if not as_json:
+                click.echo(drawn)
+                return
         if quarantined:
             trials = [trial for trial in opened.quarantine() if keys is None or trial.query.workload_key in keys]
             list_quarantine(trials, partial(spec_of, opened), as_json, verbose)
@@ -147,6 +167,32 @@ def explain_workloads(store: Store, reader: StoreReader, keys: Sequence[str], as
         print_json(found)
 
 
+def draw_kernels(store: Store, keys: Sequence[str], file: Path) -> str:
+    """Draw the latest winner of one graph into a file, and say so in one line.
+
+    Raises UsageError where several graphs are meant, TunerError where nothing can be drawn or written.
+    """
+    from tuner.cli.drawing import drawing, write_atomically
+
+    if len(keys) != 1:
+        raise UsageError(f"--svg draws one graph, of these {len(keys)}: {', '.join(key[:SHORT_KEY] for key in keys)}")
+    latest = [found for exact_key in store.exact_keys(keys[0]) if (found := store.winner(exact_key)) is not None]
+    if not latest:
+        raise TunerError(f"nothing to draw: workload {keys[0][:SHORT_KEY]} has no winner yet")
+    # of several targets or settings, the one that was settled last, if its kernels are known
+    known = [(not Kernels.of(winner.evidence).missing, generation, winner) for winner, generation in latest]
+    winner = max(known, key=lambda one: one[:2])[2]
+    query = winner.query
+    names = [spec_of(store, winner) or "workload", phase_of(store, query) or "", keys[0][:SHORT_KEY], query.target_name]
+    text = drawing(
+        Kernels.of(winner.evidence),
+        "  ".join(filter(None, names)),
+        speedup(winner.speedup, winner.speedup_low, winner.speedup_high) if winner.kind == "plan" else "",
+    )
+    write_atomically(file, text)
+    return f"drew the kernels of {'  '.join(filter(None, names))} into {file}"
+
+
 def summary(spec: str | None, winner: Winner, generation: int) -> dict[str, Any]:
     return {**workload_json(winner.query, spec, winner.program_key), **winner_json(winner, generation)}
 
@@ -209,7 +255,8 @@ def details(store: Store, known: Known) -> dict[str, Any]:
         winner = known.latest[0]
         head = summary(spec, *known.latest) | {
             "policy": winner.policy.fields(),
-            "evidence": dict(winner.evidence),
+            "evidence": {name: value for name, value in winner.evidence.items() if name != "kernels"},
+            "kernels": Kernels.of(winner.evidence).to_json(),
             "provenance": dict(winner.provenance),
         }
     else:
@@ -262,6 +309,8 @@ def print_details(store: Store, known: Known, verbose: bool) -> None:
     lines.append(("trials", ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status]) or "none"))
     lines += [("quarantined", f"{trial.plan.describe()}: {verdict_of(trial)}") for trial in known.quarantined]
     print_block(f"{spec_of(store, last) or 'workload'}  {query.workload_key[:SHORT_KEY]}", lines)
+    if known.latest:
+        print_kernels(Kernels.of(known.latest[0].evidence))
     if verbose:
         print_tracebacks(known.trials)
 
@@ -277,7 +326,8 @@ def winner_lines(winner: Winner, generation: int, known: Known) -> list[tuple[st
         ("samples", final_samples(winner, known.trials)),
         ("effort", f"{winner.effort}, space {winner.space_version}, generation {generation}"),
         ("by size", by_size(winner.evidence)),
-        ("evidence", named({name: value for name, value in winner.evidence.items() if name not in ("by_size", "kernels")})),
+        ("evidence", named({name: value for name, value in winner.evidence.items() if name not in TOLD_APART})),
+        ("kernels", summary_of(Kernels.of(winner.evidence))),
         ("provenance", named(winner.provenance)),
     ]
 
