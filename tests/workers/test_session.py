@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from sessions import graph_of, numbers, session_on, softmax_graph, update_graph
 
+from tuner.anatomy import Anatomy
 from tuner.compilers.inductor import apply
 from tuner.errors import UnsupportedGraph
 from tuner.measure.device import open_device
@@ -16,8 +18,9 @@ from tuner.plan import Plan, canonical_groups
 from tuner.search_spaces.fusion import no_fusion
 from tuner.workers import builder as builder_module
 from tuner.workers import session as session_module
+from tuner.workers.builder import Builder, fake_inputs
 from tuner.workers.limits import limits
-from tuner.workers.session import DEFAULT_KEY, Session
+from tuner.workers.session import DEFAULT_KEY, CompileSession, Session
 from tuner.workload.fx import make_inputs
 
 NATIVE = Plan(native=("aten._softmax.default",))
@@ -67,6 +70,28 @@ def test_no_fusion_is_realised_as_asked(softmax):
     assert canonical_groups(verdict["realised"]) == wanted
     assert verdict["code_key"] != softmax.describe_default()["code_key"]
     assert 0 <= verdict["error"] <= 1
+
+
+def test_the_anatomy_of_a_graph_is_told_and_nothing_is_compiled(softmax, monkeypatch):
+    monkeypatch.setattr("torch._inductor.codecache.CppCodeCache.load_async", None)
+    told = softmax.anatomy(Plan())
+    assert told["status"] == "ok"
+    anatomy = Anatomy.from_json(told["anatomy"])
+    assert anatomy.groups == groups_of(softmax)
+    alone = Plan(groups=no_fusion(anatomy.groups))
+    assert Anatomy.from_json(softmax.anatomy(alone)["anatomy"]) == replace(anatomy, groups=alone.groups)
+    only_compiling = CompileSession(Builder(softmax.builder.graph, fake_inputs(softmax.builder.graph)))
+    assert only_compiling.anatomy(Plan())["anatomy"] == told["anatomy"]
+    impossible = Plan(native=("aten._softmax.default#1",))
+    assert softmax.anatomy(impossible)["status"] == "refused"
+
+
+def test_after_an_anatomy_was_read_the_same_candidates_are_compiled_as_before(softmax):
+    before = softmax.describe_default()["code_key"]
+    softmax.anatomy(NATIVE)
+    softmax.anatomy(Plan())
+    assert softmax.try_plan(NATIVE, None, [])["status"] == "ok"
+    assert softmax.try_plan(Plan(groups=groups_of(softmax)), None, [])["code_key"] == before
 
 
 def test_a_native_op_is_kept_and_agrees_with_eager(softmax):

@@ -14,6 +14,7 @@ import pytest
 from left_behind import is_running, measuring, until
 from sessions import softmax_graph, update_graph
 
+from tuner.anatomy import Anatomy
 from tuner.errors import UnsupportedGraph, WorkerDied, WorkerError, WorkerTimeout
 from tuner.measurement import Policy
 from tuner.plan import Plan
@@ -49,6 +50,14 @@ def test_a_worker_opens_tries_and_times(opened):
     assert verdict["error"] <= 1
     times = opened.ask(LIMIT_S, do="time", keys=[NATIVE.key], samples=4, seed=0)["times"]
     assert {key: len(samples) for key, samples in times.items()} == {Plan().key: 4, NATIVE.key: 4}
+
+
+def test_a_worker_tells_the_anatomy_of_its_graph_under_a_plan(opened):
+    default, native = (opened.ask(LIMIT_S, do="anatomy", plan=plan.to_json()) for plan in (Plan(), NATIVE))
+    assert (default["status"], native["status"]) == ("ok", "ok")
+    kinds = [{leaf.kind for leaf in Anatomy.from_json(told["anatomy"]).leaves} for told in (default, native)]
+    assert "ComputedBuffer.Reduction" in kinds[0]
+    assert "FallbackKernel" in kinds[1]
 
 
 def test_a_request_that_fails_leaves_the_worker_alive(opened):
