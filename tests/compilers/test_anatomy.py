@@ -104,6 +104,23 @@ def test_a_library_call_is_a_leaf_that_fuses_with_nothing() -> None:
     assert len(product.reads) == 2
 
 
+def test_what_a_library_call_reads_is_made_by_other_leaves_and_may_be_cut_there() -> None:
+    anatomy = anatomy_of(lambda x, w: torch.nn.functional.gelu(x) @ w, torch.randn(8, 16), torch.randn(16, 4))
+    assert targets(anatomy, the_one(anatomy, "ExternKernelOut")[1]) == ["aten.mm.default"]
+    made_of = targets(anatomy, the_one(anatomy, "Pointwise")[1])
+    assert "aten.erf.default" in made_of
+    assert "aten.mm.default" not in made_of
+    cuts = {op.target for op in anatomy.ops if op.cut}
+    assert "aten.erf.default" in cuts
+
+
+def test_a_buffer_that_is_read_twice_has_one_place() -> None:
+    (one,) = anatomy_of(lambda x: x[:4] + x[4:], torch.randn(8, 16)).leaves
+    (other,) = anatomy_of(lambda x, y: x[:4] + y[4:], torch.randn(8, 16), torch.randn(8, 16)).leaves
+    assert (len(one.reads), len(other.reads)) == (1, 2)
+    assert one.content != other.content
+
+
 def test_groups_are_those_that_come_of_the_plan() -> None:
     (graph,) = graphs_of(masked_softmax, *score_bias_mask())
     default = read(graph)

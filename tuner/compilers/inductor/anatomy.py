@@ -7,6 +7,7 @@ leads back), ir.py, loop_body.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -63,11 +64,16 @@ class _Reader:
             fusable = body is not None and leaf is node
             reads, writes = _of_a_call(leaf) if body is None else accesses(body)
             touched = memory.numbers(reads), memory.numbers(writes)
-            content = _content(leaf, "" if body is None else loops(body), memory, (reads, writes), text)
+            told = "" if body is None else loops(body, memory.places(reads), memory.places(writes))
+            content = _content(leaf, told, memory, (reads, writes), text)
             after = sorted({number[before] for before in _before(leaf) if before in number and before != name})
             made_of = operations.of(leaf, loops=body is not None)
             leaves.append(Leaf(ids[name], ir_class(leaf), fusable, content, *touched, tuple(after), made_of))
-        self.leaves = tuple(leaves)
+        calls = {op for leaf in leaves if not leaf.fusable for op in leaf.ops}
+        # Copies that are made for a call are told to come of it too.
+        self.leaves = tuple(
+            replace(leaf, ops=tuple(op for op in leaf.ops if not leaf.fusable or op not in calls)) for leaf in leaves
+        )
         self.buffers, self.ops = memory.buffers(), operations.ops()
 
     def anatomy(self, groups: Groups) -> Anatomy:
@@ -115,9 +121,15 @@ class _Memory:
         self._numbers: dict[str, int] = {}
         self._written: set[str] = set()
 
-    def numbers(self, names: Iterable[str]) -> tuple[int, ...]:
+    def numbers(self, names: Sequence[str]) -> tuple[int, ...]:
         held = dict.fromkeys(self._holder(name) for name in names)
         return tuple(self._numbers.setdefault(name, len(self._numbers)) for name in held)
+
+    def places(self, names: Sequence[str]) -> dict[str, int]:
+        """For each buffer its place among those that `numbers` gives for all."""
+        held = [self._holder(name) for name in names]
+        place = {name: i for i, name in enumerate(dict.fromkeys(held))}
+        return {name: place[holder] for name, holder in zip(names, held, strict=True)}
 
     def _holder(self, name: str) -> str:
         """The buffer in whose memory this one lies; pieces that are written in place of a whole are buffers of their own."""

@@ -6,7 +6,7 @@ are operations; modules are indices ("get_index"), variables that data sets ("se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,11 +35,12 @@ class LoopTexts:
         self.text = text
         self._known: dict[Any, str] = {}
 
-    def __call__(self, body: Any) -> str:
-        """Operations line by line. Buffers are r and w with their place in `accesses`, loops i, variables that data sets j."""
-        reads, writes = accesses(body)
-        # One that is read and written is r where it is read, w where it is written.
-        names = ({name: f"r{i}" for i, name in enumerate(reads)}, {name: f"w{i}" for i, name in enumerate(writes)})
+    def __call__(self, body: Any, reads: Mapping[str, int], writes: Mapping[str, int]) -> str:
+        """Operations line by line, of a body that reads and writes buffers with these names and numbers.
+
+        Buffers are r and w with their numbers, loops i, variables that data sets j.
+        """
+        names = tuple({name: f"{kind}{i}" for name, i in numbers.items()} for kind, numbers in (("r", reads), ("w", writes)))
         return _Body(body, names, self).text()
 
     def index(self, expression: Any, variables: Mapping[Any, str]) -> str:
@@ -54,7 +55,7 @@ class LoopTexts:
 
 
 class _Body:
-    def __init__(self, body: Any, names: tuple[Mapping[str, str], Mapping[str, str]], texts: LoopTexts):
+    def __init__(self, body: Any, names: Sequence[Mapping[str, str]], texts: LoopTexts):
         self.body, self.names, self.texts = body, names, texts
         self.variables = {variable: f"i{i}" for i, variable in enumerate(body.var_ranges)}
         self.variables |= {variable: f"j{i}" for i, variable in enumerate(body.indirect_vars)}
