@@ -33,7 +33,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "text",
         {**TEXT, "q_groups": 2, "k_groups": 2, "v_groups": 2, "post_attention_groups": 2, "embedding_size": 16},
     ),
-    "nystromformer": ("text", {**TEXT, "segment_means_seq_len": 6, "num_landmarks": 3}),
+    "nystromformer": ("text", {**TEXT, "segment_means_seq_len": 6, "num_landmarks": 6}),
     "fnet": ("text", TEXT),
     "roformer": ("text", TEXT),
     "layoutlm": ("text", TEXT),
