@@ -52,6 +52,12 @@ WINNER_FIELDS = ("default_ms", "winner_ms", "speedup", "speedup_low", "speedup_h
 )
 @click.option("--jobs", type=int, default=None, help="Processes that compile ahead.  [default: one for each core]")
 @click.option("--again", is_flag=True, help="Search also what is settled in the store for this effort.")
+@click.option(
+    "--allow-numerics",
+    is_flag=True,
+    help="Try also what computes values by another formula or under weaker rules, within the same tolerance. What wins is served "
+    "until it is swept again without this.",
+)
 @click.option("--retry-quarantined", is_flag=True, help="Try candidates again that were wrong, crashed or hung.")
 @click.option(
     "--when-busy",
@@ -77,6 +83,7 @@ def sweep(
     cache: str,
     jobs: int | None,
     again: bool,
+    allow_numerics: bool,
     retry_quarantined: bool,
     when_busy: str,
     dims: tuple[str, ...],
@@ -125,7 +132,7 @@ def sweep(
         )
     if when_busy == "measure":
         chosen = replace(chosen, patience=0)
-    rules = Rules(retry=retry_quarantined, jobs=jobs, dispatch=dispatch)
+    rules = Rules(retry=retry_quarantined, jobs=jobs, dispatch=dispatch, numerics=allow_numerics)
     ask_to_yield(settings.socket)
     with SqliteStore(settings.store) as opened, ExitStack() as stack:
         known = opened.graph, opened.find_graphs, varying, phase, (mode, options), opened.find_programs

@@ -79,10 +79,11 @@ def test_what_is_asked_for_where_nothing_is_said(sweep) -> None:
 
 def test_what_the_options_ask_for(sweep) -> None:
     given = ("--when-busy", "measure", "--cache", "cold", "--jobs", "1", "--retry-quarantined", "--again", "--threads", "1")
+    given = (*given, "--allow-numerics")
     result, asked = sweep(*given, "--effort", "quick")
     assert result.exit_code == 0, result.output
     assert asked["policy"] == Policy.for_cpu(1, "cold")
-    assert (asked["rules"].jobs, asked["rules"].retry, asked["again"]) == (1, True, True)
+    assert (asked["rules"].jobs, asked["rules"].retry, asked["rules"].numerics, asked["again"]) == (1, True, True, True)
     assert (asked["effort"].patience, asked["effort"].name) == (0, "quick")
 
 

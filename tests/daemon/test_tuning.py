@@ -88,7 +88,7 @@ def sweeping(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     told = SimpleNamespace(ends=[], given=None)
 
     def run(sweep: Any, store: Any, policy: Any, effort: Any, again: bool, **more: Any) -> None:
-        told.given = SimpleNamespace(sweep=sweep, policy=policy, effort=effort)
+        told.given = SimpleNamespace(sweep=sweep, policy=policy, effort=effort, rules=more["rules"])
         for one, end in zip(sweep.outcomes, told.ends, strict=True):
             one.progress.best = 1.5
             one.progress.enter("screening")
@@ -159,6 +159,12 @@ def test_on_a_busy_machine_it_waits_or_measures_as_told(tmp_path, sweeping, when
     sweeping.ends = [settled(query())]
     outcome(tmp_path, from_here(), when_busy)
     assert (sweeping.given.effort.patience == 0) == measures
+
+
+def test_it_neither_changes_numerics_nor_undoes_what_a_user_allowed(tmp_path, sweeping):
+    sweeping.ends = [settled(query())]
+    outcome(tmp_path, from_here())
+    assert (sweeping.given.rules.numerics, sweeping.given.rules.keeps_numerics) == (False, True)
 
 
 def test_what_a_sweep_raises_is_told(tmp_path, monkeypatch):

@@ -110,6 +110,7 @@ def _sweep(miss: MissReport, store: Path, effort: Effort, tell: Tell) -> tuple[s
     from tuner.cache.sqlite import SqliteStore
     from tuner.measurement import Policy
     from tuner.search.backward_data import filled
+    from tuner.search.rules import Rules
     from tuner.search.sweep import plan_sweep, run_sweep
     from tuner.search.workloads import Resolved, sizes_of
 
@@ -123,7 +124,9 @@ def _sweep(miss: MissReport, store: Path, effort: Effort, tell: Tell) -> tuple[s
         raise DeviceBusy(for_what)
 
     with SqliteStore(store) as opened:
-        run_sweep(sweep, opened, Policy.for_cpu(miss.threads), effort, again=False, wait=wait)
+        # What a user's sweep allowed is not undone behind his back.
+        rules = Rules(keeps_numerics=True)
+        run_sweep(sweep, opened, Policy.for_cpu(miss.threads), effort, again=False, rules=rules, wait=wait)
     return _ending(sweep)
 
 

@@ -21,13 +21,14 @@ from tuner.cache.sqlite import SqliteStore
 from tuner.errors import WorkerError
 from tuner.measure.statistics import median_ratio
 from tuner.measurement import Measurement, Policy, ProgramFinal, Winner
+from tuner.plan import Plan
 from tuner.search.bench import Bench
 from tuner.search.effort import RANKS, Effort
 from tuner.search.final import conclude, run_finals
 from tuner.search.heats import race
 from tuner.search.progress import Progress
 from tuner.search.provenance import provenance
-from tuner.search.rules import SEED
+from tuner.search.rules import NUMERICS_ALLOWED, SEED, Rules
 from tuner.search.screened import Finalist, Screening
 from tuner.search.whole import MAX_ERROR, Process, judged, one_that_lives, plans_of, programs_of, store_of, whole_request
 from tuner.search.workloads import Resolved
@@ -43,7 +44,8 @@ class DispatchSearch:
     """What came of it for one callable. winners: by size, then by exact-match key. buckets: by program key, if it has several.
 
     finals: what the whole callable's said of them, which took whole_seconds; won: they are in force. reason: why not. effort: of
-    the search, "" where there was none. settled: what an earlier one left, where that is in force.
+    the search, "" where there was none; numerics: whether knobs might change how values are computed. settled: what an earlier
+    one left, where that is in force.
     """
 
     winners: dict[int, dict[str, Winner]] = field(default_factory=dict)
@@ -52,6 +54,7 @@ class DispatchSearch:
     reason: str = ""
     whole_seconds: float = 0.0
     effort: str = ""
+    numerics: bool = False
     settled: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -69,7 +72,8 @@ class DispatchSearch:
         limits = {program[:12]: [bucket.up_to for bucket in buckets] for program, buckets in self.buckets.items()}
         whole = [{"verdict": one.verdict, "speedup": one.speedup, "evidence": dict(one.evidence)} for one in self.finals[:1]]
         more = {name: value for name, value in (("reason", self.reason), ("effort", self.effort), ("busy", self._busy)) if value}
-        return {"sizes": sizes, "buckets_up_to": limits, "whole": whole[0] if whole else None, "won": self.won, **more}
+        allowed = {NUMERICS_ALLOWED: True} if self.numerics else {}
+        return {**allowed, "sizes": sizes, "buckets_up_to": limits, "whole": whole[0] if whole else None, "won": self.won, **more}
 
     @property
     def _busy(self) -> str:
@@ -78,7 +82,7 @@ class DispatchSearch:
         return next((str(evidence["busy"]) for evidence in told if "busy" in evidence), "")
 
 
-def wants_dispatch(graphs: Sequence[Resolved], store: Store, effort: Effort) -> bool:
+def wants_dispatch(graphs: Sequence[Resolved], store: Store, effort: Effort, rules: Rules) -> bool:
     """Whether a plan for each size is to be searched: where it was not at these sizes, with this effort, beside these winners.
 
     What was found on a busy machine settles nothing where there is patience for a quiet one.
@@ -86,14 +90,22 @@ def wants_dispatch(graphs: Sequence[Resolved], store: Store, effort: Effort) -> 
     symbolic = _symbolic(graphs)
     sizes = {str(size) for graph in symbolic for size in graph.dim_sizes}
     found = [store.choice_evidence(program.exact_key) or {} for program in programs_of(symbolic)]
-    return not found or not all(_settles(evidence, sizes, effort) for evidence in found) or _out_of_service(symbolic, store)
+    settled = bool(found) and all(_settles(evidence, sizes, effort) for evidence in found)
+    plans = [plan for _, plan in _in_buckets(symbolic, store)]
+    allowed = all(rules.settled_by(evidence, plans) for evidence in found)
+    return not settled or not allowed or _out_of_service(symbolic, store)
 
 
 def _out_of_service(graphs: Sequence[Resolved], store: Store) -> bool:
     """Whether a plan of the buckets in force has come into quarantine, so that they are not served."""
-    choices = [store.program_choice(program.exact_key) for program in programs_of(graphs)]
-    plans = {(key, plan.key) for one in choices if one for bucket in one[0].dispatch for key, plan, _ in bucket.plans}
+    plans = {(key, plan.key) for key, plan in _in_buckets(graphs, store)}
     return any((graph.query.exact_key, plan) in plans for graph in graphs for plan in store.quarantined(graph.query))
+
+
+def _in_buckets(graphs: Sequence[Resolved], store: Store) -> list[tuple[str, Plan]]:
+    """The plans of the buckets in force, with the exact-match keys of their graphs."""
+    choices = [store.program_choice(program.exact_key) for program in programs_of(graphs)]
+    return [(key, plan) for one in choices if one for bucket in one[0].dispatch for key, plan, _ in bucket.plans]
 
 
 def _symbolic(graphs: Sequence[Resolved]) -> list[Resolved]:
@@ -126,12 +138,13 @@ def choose_dispatch(
     policy: Policy,
     effort: Effort,
     progress: Mapping[str, Progress],
+    rules: Rules,
 ) -> DispatchSearch:
     """Searches a plan for each size of the callable's one dim; records, for each program, buckets that the final confirms.
 
     graphs, winners: as for `hold_whole_final`. progress: by exact-match key. Raises WorkerError, UnsupportedGraph, DeviceBusy.
     """
-    found = DispatchSearch(effort=effort.name)
+    found = DispatchSearch(effort=effort.name, numerics=rules.numerics)
     symbolic = {graph.query.exact_key: graph for graph in _symbolic(graphs)}
     if not symbolic:
         found.reason = "no graph has a size that varies"
@@ -141,7 +154,7 @@ def choose_dispatch(
     shared = replace(effort, searches=len(sizes))
     for size in sizes:
         at = {key: at_size(graph, size) for key, graph in symbolic.items() if size in graph.dim_sizes}
-        found.winners[size] = _winners_at(at, winners, store, policy, shared, progress, size)
+        found.winners[size] = _winners_at(at, winners, store, policy, shared, progress, size, rules)
     for program, made in programs_of(graphs).items():
         buckets = merged(buckets_of(found.winners, [graph.query.exact_key for graph in made], made[0].symbol))
         if len(buckets) > 1:
@@ -188,8 +201,9 @@ def _winners_at(
     effort: Effort,
     progress: Mapping[str, Progress],
     size: int,
+    rules: Rules,
 ) -> dict[str, Winner]:
-    screenings = [_screening(graph, winners.get(key), store, policy, effort) for key, graph in graphs.items()]
+    screenings = [_screening(graph, winners.get(key), store, policy, effort, rules) for key, graph in graphs.items()]
     seconds = {key: progress[key].seconds_spent for key in graphs}
     with Bench(policy, SEED + 1 + SEEDS_APART * size, effort.patience) as bench:
         for screening in screenings:
@@ -207,14 +221,15 @@ def _winners_at(
     return made
 
 
-def _screening(graph: Resolved, winner: Winner | None, store: Store, policy: Policy, effort: Effort) -> Screening:
+def _screening(graph: Resolved, winner: Winner | None, store: Store, policy: Policy, effort: Effort, rules: Rules) -> Screening:
     """The screening at all sizes, as it looks at this one."""
-    result = Screening(graph)
+    result = Screening(graph, numerics=rules.numerics)
     if winner is not None:
         result.incumbent, result.default_ms = winner.plan, winner.default_ms
     latest: dict[str, Measurement] = {}
     for row in store.measurements(graph.query.exact_key, "screen"):
-        if replace(row.policy, sizes=()) == replace(policy, sizes=()) and graph.sizes[0] in row.policy.sizes:
+        alike = replace(row.policy, sizes=()) == replace(policy, sizes=()) and graph.sizes[0] in row.policy.sizes
+        if alike and rules.allows(row.plan):
             latest[row.plan.key] = row
     quarantined = store.quarantined(graph.query)
     for key, row in latest.items():

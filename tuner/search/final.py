@@ -19,7 +19,7 @@ from tuner.search.heats import preference
 from tuner.search.kernels import kernels_of
 from tuner.search.provenance import provenance
 from tuner.search.race import ALIKE
-from tuner.search.rules import SEED, Rules
+from tuner.search.rules import NUMERICS_ALLOWED, SEED, Rules
 from tuner.search.screened import Finalist, Screening, measured, status_of
 from tuner.search_spaces.space import SPACE_VERSION
 
@@ -164,6 +164,8 @@ def conclude(
     used = [*rows, *(finalist.screened for finalist in screening.passed)]
     if noisy := [why for row in used if (why := row.provenance.get("conditions", {}).get("busy"))]:
         told["busy"] = noisy[0]
+    if screening.numerics:
+        told[NUMERICS_ALLOWED] = True
     if screening.kernels:
         told["kernels"] = screening.kernels
     if best is None:

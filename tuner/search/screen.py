@@ -41,6 +41,7 @@ def screen(
     trials = Trials(bench, resolved, store, effort, progress, rules, budget)
     result = Screening(resolved, default["default_ms"], canonical_groups(default["realised"] or []))
     result.incumbent = DEFAULT if stored is None or not rules.allows(stored[0].plan) else stored[0].plan
+    result.numerics = rules.numerics
     progress.default_ms = result.default_ms
     trials.open(default)
     opened = False

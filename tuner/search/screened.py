@@ -29,7 +29,8 @@ class Screening:
     """What screening of one workload found. default_ms: median time of the default. incumbent: the plan that won before.
 
     passed: candidates that were right, timed and within the memory limit. finalists: what the race makes of them.
-    kernels: see `tuner.search.kernels`; told when it is known what wins.
+    kernels: see `tuner.search.kernels`; told when it is known what wins. numerics: whether knobs might change how values are
+    computed.
     """
 
     resolved: Resolved
@@ -39,6 +40,7 @@ class Screening:
     finalists: list[Finalist] = field(default_factory=list)
     incumbent: Plan = DEFAULT
     kernels: dict[str, Any] = field(default_factory=dict)
+    numerics: bool = False
 
 
 def slower_at(measurement: Measurement) -> tuple[int, ...] | None:

@@ -113,7 +113,9 @@ def run_sweep(
         first.setdefault(outcome.resolved.query.exact_key, outcome)
     anew = again or rules.retry
     rebuildable = {key: outcome for key, outcome in first.items() if not outcome.not_tuned}
-    to_tune = {key: outcome for key, outcome in rebuildable.items() if anew or not _settled(outcome, store, policy, effort)}
+    to_tune = {
+        key: outcome for key, outcome in rebuildable.items() if anew or not _settled(outcome, store, policy, effort, rules)
+    }
     for outcome in first.values():
         if outcome.not_tuned:
             outcome.progress.enter("not tuned")
@@ -126,7 +128,7 @@ def run_sweep(
         try:
             _conclude(sweep, first, store, policy, effort)
             if rules.dispatch:
-                _choose_dispatches(sweep, first, store, policy, effort, anew)
+                _choose_dispatches(sweep, first, store, policy, effort, anew, rules)
         finally:
             # What was not recorded has not won.
             for outcome in first.values():
@@ -264,7 +266,7 @@ def _without_winner(outcomes: Sequence[Outcome]) -> str:
 
 
 def _choose_dispatches(
-    sweep: Sweep, first: Mapping[str, Outcome], store: Store, policy: Policy, effort: Effort, anew: bool
+    sweep: Sweep, first: Mapping[str, Outcome], store: Store, policy: Policy, effort: Effort, anew: bool, rules: Rules
 ) -> None:
     """Searches a plan for each size, where it is not settled; what fails over it leaves the winners as they are, and is told."""
     for spec, outcomes in _by_spec(sweep).items():
@@ -273,7 +275,7 @@ def _choose_dispatches(
         if reason := _without_winner(list(originals.values())):
             sweep.dispatches[spec] = DispatchSearch(reason=reason)
             continue
-        if not anew and not wants_dispatch(graphs, store, effort):
+        if not anew and not wants_dispatch(graphs, store, effort, rules):
             sweep.dispatches[spec] = settled_dispatch(graphs, store)
             continue
         for outcome in originals.values():
@@ -281,7 +283,7 @@ def _choose_dispatches(
         progress = {key: outcome.progress for key, outcome in originals.items()}
         try:
             winners = _in_force(graphs, first, store)
-            sweep.dispatches[spec] = found = choose_dispatch(spec, graphs, winners, store, policy, effort, progress)
+            sweep.dispatches[spec] = found = choose_dispatch(spec, graphs, winners, store, policy, effort, progress, rules)
             sweep.whole_seconds += found.whole_seconds
         except (SpecError, WorkerError, DeviceBusy) as error:
             sweep.dispatches[spec] = DispatchSearch(reason=str(error))
@@ -328,7 +330,7 @@ def _unjudged(
     return (
         _needs_final(spec, outcomes, first, store, effort)
         or _wants_table(spec, graphs, False, store, effort)
-        or (rules.dispatch and wants_dispatch(graphs, store, effort))
+        or (rules.dispatch and wants_dispatch(graphs, store, effort, rules))
     )
 
 
@@ -409,7 +411,7 @@ def _served(graph: Resolved, store: Store) -> tuple[Winner, int] | None:
     return None if found is None or found[0].plan.key in store.quarantined(graph.query) else found
 
 
-def _settled(outcome: Outcome, store: Store, policy: Policy, effort: Effort) -> bool:
+def _settled(outcome: Outcome, store: Store, policy: Policy, effort: Effort, rules: Rules) -> bool:
     """Whether the store has a winner of this policy and at least this effort over this space, and serves it: then the outcome's.
 
     One that was measured on a busy machine settles nothing for those who ask for a quiet one.
@@ -422,6 +424,7 @@ def _settled(outcome: Outcome, store: Store, policy: Policy, effort: Effort) -> 
         winner.space_version != SPACE_VERSION
         or winner.policy != outcome.resolved.policy(policy)
         or (winner.evidence.get("busy") and effort.patience)
+        or not rules.settled_by(winner.evidence, [winner.plan])
         or not {winner.effort, effort.name} <= set(RANKS)
         or RANKS.index(winner.effort) < RANKS.index(effort.name)
     ):
