@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -143,14 +143,19 @@ def described(buckets: Sequence[Bucket], workload: Resolved) -> str:
 
 @contextlib.contextmanager
 def stored_graphs(path: Path) -> Iterator[tuple[Forms, Find, FindPrograms]]:
-    """How to find graphs and programs by key in the store at `path`; nothing is found where there is no store to read."""
+    """How to find graphs and programs by key in the store at `path`; who looks for one gets the StoreError that there was."""
     from tuner.cache.sqlite import SqliteStore
 
     try:
         store = SqliteStore(path, read_only=True)
-    except StoreError:
-        # the client says what is wrong with the store; a SPEC that names no stored key needs none
-        yield (lambda key: None), (lambda prefix: []), (lambda prefix: [])
+    except StoreError as error:
+        # A SPEC that names no stored key needs no store: its graphs are asked for, and the client says what is wrong.
+        failed = error
+
+        def unreadable(key: str) -> NoReturn:
+            raise failed
+
+        yield unreadable, unreadable, unreadable
         return
     with store:
         yield store.graph, store.find_graphs, store.find_programs

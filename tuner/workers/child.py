@@ -170,9 +170,12 @@ class Handler:
     def start_anew(self, ambient: dict[str, Any], on_cpu: bool) -> None:
         """Without a session, under these settings. Raises UnsupportedGraph where they cannot be taken over."""
         from tuner.compilers.inductor.ambient import as_keyed
+        from tuner.compilers.inductor.whole_files import write_whole_files
         from tuner.workers.memory import cap_memory
 
         self.close()
+        # This process may be killed over a candidate at any time, and shares the compile cache with its user's.
+        write_whole_files()
         # The default's own need is not known yet. On a GPU address space says nothing: its driver maps far more than there is.
         if on_cpu:
             cap_memory(None)

@@ -16,6 +16,11 @@ from tuner.errors import SpecError, one_line
 from tuner.workload.pt2 import SUFFIX, load_pt2
 
 
+# What the function of a SPEC is to return, in words; and of what it returned instead, so many are told.
+WANTED = "a callable, and a tuple of its example inputs (and maybe, as a third, a dict that names sizes)"
+SHOWN = 6
+
+
 @dataclass(frozen=True)
 class Loaded:
     """What a SPEC names. dims: names of sizes that may vary, each with where it stands, see `tuner.workload.shapes.Place`."""
@@ -62,10 +67,19 @@ def _from_function(spec: str) -> Loaded:
     except (Exception, SystemExit) as error:
         raise SpecError(f"{spec}: {name}() raised {one_line(error)}") from error
     if not (isinstance(made, tuple | list) and len(made) in (2, 3) and callable(made[0])):
-        raise SpecError(f"{spec}: {name}() returned {type(made).__name__}, not a callable and its example inputs")
+        raise SpecError(f"{spec}: {name}() returned {_described(made)}; wanted are two: {WANTED}")
     target, inputs, *rest = made
     dims = _dims(spec, name, rest[0] if rest else {})
     return Loaded(target, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), dims)
+
+
+def _described(made: Any) -> str:
+    """What a function returned, for people: "a tuple of 4 (Linear, Tensor, Tensor, int)"."""
+    if not isinstance(made, tuple | list):
+        return type(made).__name__
+    kinds = [type(one).__name__ for one in made]
+    shown = ", ".join([*kinds[:SHOWN], *(["…"] if len(kinds) > SHOWN else [])])
+    return f"a {type(made).__name__} of {len(made)}{f' ({shown})' if shown else ''}"
 
 
 def _dims(spec: str, name: str, declared: Any) -> dict[str, tuple[tuple[int, int], ...]]:
