@@ -225,8 +225,8 @@ def _raise_what_failed(captured: Captured, command: Sequence[str], exit_code: in
     if exit_code == -signal.SIGINT:
         click.echo(f"Interrupted; {kept}", err=True)
         sys.exit(130)
-    if captured.unsupported:
-        kept = f"{kept}: {captured.unsupported}"
+    if reason := captured.unsupported or captured.failed:
+        kept = f"{kept}: {reason}"
     if exit_code:
         how = f"was ended by signal {-exit_code}" if exit_code < 0 else f"failed with exit code {exit_code}"
         raise TunerError(f"{command[0]} {how}; {kept}")
@@ -236,6 +236,8 @@ def _raise_what_failed(captured: Captured, command: Sequence[str], exit_code: in
         raise SpecError(f"nothing can be captured: {captured.unsupported}")
     if captured.left_out:
         raise SpecError("nothing of what the command compiles can be tuned; see above")
+    if captured.failed:
+        raise SpecError(f"nothing to capture: {captured.failed}")
     if captured.processes:
         raise SpecError("nothing to capture: the command called no function that torch.compile compiles")
     raise SpecError(_why_not_loaded(command[0]))

@@ -212,3 +212,21 @@ def test_a_command_that_cannot_be_run_is_told_so(capture, command, told):
     result, _ = capture((command,))
     assert result.exit_code == 3
     assert told in result.stderr
+
+
+@pytest.mark.parametrize(("caught", "code"), [("Exception", 3), ("KeyError", 1)])
+def test_a_script_whose_only_compile_fails_is_told_what_failed(capture, caught, code):
+    script = f"""
+import torch
+def noisy(x):
+    print("not to be traced")
+    return x.exp()
+try:
+    torch.compile(noisy, fullgraph=True)(torch.ones(3))
+except {caught}:
+    pass
+"""
+    result, _ = capture(script)
+    assert result.exit_code == code
+    assert "torch.compile failed on noisy (" in result.stderr
+    assert "script.py:4): Unsupported: Failed to trace builtin operator" in result.stderr

@@ -24,7 +24,7 @@ from tuner.cache.sqlite import SqliteStore
 from tuner.cli.main import main
 from tuner.errors import DaemonError, SpecError
 from tuner.search.workloads import Resolved
-from tuner.workload.graph import Graph
+from tuner.workload.graph import Graph, is_stored_key
 
 
 @pytest.fixture
@@ -41,13 +41,13 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def resolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What SPECs stand for, without torch: a made-up SPEC of two graphs. Gives what `resolve` was asked."""
+    """What SPECs stand for, without torch: a made-up SPEC, or the stored key of one, of two graphs. Gives what was asked."""
     asked: dict[str, Any] = {}
 
     def resolve(spec: str, *, threads: int | None, forms: Any, find: Any, **_: Any) -> list[Any]:
-        if spec != "m.py:f":
+        if spec != "m.py:f" and not is_stored_key(spec):
             raise SpecError(f"{spec}: no such file")
-        asked.update(threads=threads, found=find(query("a").workload_key))
+        asked.update(threads=threads, found=find(spec) if is_stored_key(spec) else None)
         graphs = [query(name, ambient={"threads": threads or 1}) for name in ("a", "b")]
         return [Resolved(spec, Graph("inference", (), [], (), ()), graph, program()) for graph in graphs]
 
@@ -176,10 +176,21 @@ def test_a_miss_by_thread_count_says_so_and_is_no_error(folder, resolved):
 def test_a_stored_key_is_looked_for_in_the_store_that_is_asked(folder, resolved, tmp_path):
     with SqliteStore(folder / "store.db") as store:
         store.add_graph(query("a").workload_key, {})
-    run("lookup", "m.py:f")
+    run("lookup", query("a").workload_key)
     assert resolved["found"] == [query("a").workload_key]
+
+
+def test_a_stored_key_in_a_store_that_cannot_be_read_is_the_stores_error(folder, resolved, tmp_path):
+    (tmp_path / "torn.db").write_bytes(b"SQLite format 3\x00 and no more")
+    for name, told in (("none.db", "no store at"), ("torn.db", "cannot read store")):
+        result = run("lookup", query("a").workload_key, "--store", str(tmp_path / name))
+        assert (result.exit_code, result.stdout) == (4, "")
+        assert result.stderr.startswith(f"Error: {told} {tmp_path / name}")
+
+
+def test_a_spec_that_is_no_stored_key_needs_no_store(folder, resolved, tmp_path):
     result = run("lookup", "m.py:f", "--store", str(tmp_path / "none.db"))
-    assert resolved["found"] == []
+    assert result.exit_code == 0
     assert result.output.count("no store yet") == 2
 
 

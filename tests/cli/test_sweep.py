@@ -267,7 +267,7 @@ def test_an_interrupted_sweep_keeps_what_was_measured(
         (("specs.py",), 3, "neither"),
         (("abcdef0123",), 3, "no stored workload"),
         (("specs.py:raises",), 3, "no data here"),
-        (("specs.py:wrong_return",), 3, "not a callable and its example inputs"),
+        (("specs.py:wrong_return",), 3, "wanted are two: a callable"),
         (("specs.py:no_tensor",), 3, "no tensor"),
         (("specs.py:fails",), 3, "eager"),
         (("specs.py:data_dependent",), 3, "depend on data"),

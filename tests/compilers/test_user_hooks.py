@@ -173,8 +173,12 @@ def test_what_has_no_uuid_and_changes_code_is_compiled_by_default(bench: Bench, 
         handler = lambda: V.set_choices_handler(made())  # noqa: E731
     with inductor_config.patch(settings), handler():
         outputs, report = bench.run(example)
-    assert report["served"] == []
-    assert report["counts"]["default: user_hooks"] == 1
+    (program,) = report["served"]
+    assert (program.outcome, program.tier, program.winner, program.phase) == ("default", "default", "default", "")
+    assert program.program_key
+    assert program.reason.startswith("user_hooks: ")
+    assert "no uuid()" in program.reason
+    assert (report["counts"]["default: user_hooks"], report["counts"]["default"]) == (1, 1)
     torch.testing.assert_close(outputs, example[0](*example[1]))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from scripted import EFFORT, GELU, ONE_CANDIDATE, POLICY, A, Script, Told, resolved
-from stored import query
+from stored import query, winner
 
 from tuner.cache.sqlite import SqliteStore
 from tuner.errors import DeviceBusy, UnsupportedGraph, WorkerDied, WorkerTimeout
@@ -305,3 +305,18 @@ def test_who_was_timed_before_is_waited_for_no_longer_than_that_took(sweep) -> N
     screened, *known = [limit_s / (request["samples"] + WARM_UP_SAMPLES) for limit_s, request in asked]
     assert len(known) > EFFORT.looks[0]
     assert max(known) < screened / 2
+
+
+def test_seconds_that_end_before_anything_is_tried_settle_nothing(sweep, store: SqliteStore) -> None:
+    store.record_winner(winner(query()))
+    script = faster()
+    (outcome,) = sweep(script, resolved((GELU,)), effort=replace(EFFORT, seconds=-1.0), again=True).outcomes
+    assert (script.tried, outcome.winner, outcome.progress.phase) == ([], None, "failed")
+    assert "before any candidate was tried: nothing is settled" in str(outcome.error)
+    assert store.winner(query().exact_key) == (winner(query()), 1), "what won before still does"
+
+
+def test_seconds_that_end_before_anything_new_is_tried_settle_what_was_tried_before(sweep, store: SqliteStore) -> None:
+    sweep(faster(), resolved((GELU,)))
+    (outcome,) = sweep(faster(), resolved((GELU,)), effort=replace(EFFORT, seconds=-1.0), again=True).outcomes
+    assert (outcome.error, outcome.winner.plan) == (None, A)

@@ -72,6 +72,23 @@ def test_what_is_wrong_is_told_in_one_line(spec, name):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ("torch.exp, torch.ones(3), torch.ones(3), 1", "a tuple of 4 (builtin_function_or_method, Tensor, Tensor, int)"),
+        ("(torch.exp,)", "a tuple of 1 (builtin_function_or_method)"),
+        ("torch.ones(3), torch.exp", "a tuple of 2 (Tensor, builtin_function_or_method)"),
+        ("[0] * 100", "a list of 100 (int, int, int, int, int, int, …)"),
+        ("()", "a tuple of 0"),
+        ("None", "NoneType"),
+    ],
+)
+def test_what_was_returned_and_what_is_wanted_are_both_told(spec, returned, told):
+    with pytest.raises(SpecError) as caught:
+        load_spec(spec(HEAD + f"def made():\n    return {returned}\n"))
+    assert f"made() returned {told}; wanted are two: a callable, and a tuple of its example inputs" in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["nowhere.py:made", "workloads.py", ":made", "workloads.py:", "", "/:made"])
 def test_what_names_no_function_of_a_file_is_refused(text):
     with pytest.raises(SpecError):

@@ -5,6 +5,8 @@ Called while torch is being imported, so torch's compilers are not touched here 
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from tuner.compilers.after_import import after_import
-from tuner.workload.captured import say_loaded
+from tuner.workload.captured import say_failed, say_loaded
 
 SEAM_MODULE = "torch._inductor.compile_fx"
 SEAM = "_compile_fx_main"
@@ -24,6 +26,7 @@ PASSED_THROUGH = ("torch", "torch.nn.modules.module", "functools", "contextlib")
 def install(folder: Path) -> None:
     """From now on, this process leaves each program that it compiles in `folder`."""
     say_loaded(folder)
+    atexit.register(_say_what_failed, folder)
     _replace_back_ends(folder)
     after_import(SEAM_MODULE, functools.partial(_install_recorder, folder))
 
@@ -54,6 +57,22 @@ def _recorder(folder: Path) -> Callable[..., Any] | None:
     except Exception as error:
         say_loaded(folder, f"{type(error).__name__}: {error}")
         return None
+
+
+def _say_what_failed(folder: Path) -> None:
+    """Says what Dynamo failed to trace, if anything, as the process ends: no back end is asked for that.
+
+    Read in torch 2.13.0: torch/_dynamo/utils.py (CompilationMetrics, kept of the last 64 compiles).
+    """
+    told: Callable[[], list[Any]] = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", list)
+    for one in told():
+        if kind := getattr(one, "fail_type", None):
+            where = f"{getattr(one, 'fail_user_frame_filename', None)}:{getattr(one, 'fail_user_frame_lineno', None)}"
+            why = (getattr(one, "fail_reason", None) or "").strip().partition("\n")[0]
+            # The command may have ended before a process that it left behind.
+            with contextlib.suppress(OSError):
+                say_failed(folder, f"torch.compile failed on {getattr(one, 'co_name', None)} ({where}): {kind}: {why[:300]}")
+            return
 
 
 def _replace_back_ends(folder: Path) -> None:

@@ -53,6 +53,7 @@ def screen(
     if trials.default_samples:
         result.default_ms = median_of(trials.default_samples, bench.policy.size_count)
     result.passed = trials.passed
+    result.cut_short = bool(result.default_groups) and not trials.judged and not budget.in_time
     progress.spent_s = budget.elapsed_s
     return result
 

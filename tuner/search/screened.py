@@ -30,7 +30,7 @@ class Screening:
 
     passed: candidates that were right, timed and within the memory limit. finalists: what the race makes of them.
     kernels: see `tuner.search.kernels`; told when it is known what wins. numerics: whether knobs might change how values are
-    computed.
+    computed. cut_short: the seconds were used up before anything could be said of any candidate, so that nothing can be concluded.
     """
 
     resolved: Resolved
@@ -41,6 +41,7 @@ class Screening:
     incumbent: Plan = DEFAULT
     kernels: dict[str, Any] = field(default_factory=dict)
     numerics: bool = False
+    cut_short: bool = False
 
 
 def slower_at(measurement: Measurement) -> tuple[int, ...] | None:

@@ -148,7 +148,12 @@ def _tune(to_tune: Mapping[str, Outcome], store: Store, policy: Policy, effort: 
         for key, outcome in to_tune.items():
             with _failing(outcome):
                 bench.seconds = seconds[key]
-                screenings[key] = found = screen(bench, pool, outcome.resolved, store, effort, outcome.progress, rules)
+                found = screen(bench, pool, outcome.resolved, store, effort, outcome.progress, rules)
+                if found.cut_short:
+                    why = f"the {effort.seconds:g} seconds were over before any candidate was tried: nothing is settled"
+                    outcome.fail(TunerError(why))
+                    continue
+                screenings[key] = found
                 # Here and below the default has won, and the graph is open.
                 if not racers_of(found, effort):
                     found.kernels = kernels_of(bench, DEFAULT)

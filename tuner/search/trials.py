@@ -26,7 +26,10 @@ from tuner.workers.verdicts import lost
 
 
 class Trials:
-    """passed: candidates that were right, timed and within the memory limit. default_samples: of all trials, milliseconds."""
+    """passed: candidates that were right, timed and within the memory limit. default_samples: of all trials, milliseconds.
+
+    judged: candidates that there is anything to say of, by a trial now or earlier, or without one.
+    """
 
     def __init__(
         self, bench: Bench, resolved: Resolved, store: Store, effort: Effort, progress: Progress, rules: Rules, budget: Budget
@@ -44,6 +47,7 @@ class Trials:
         self.seen_groups: set[tuple[Plan, Groups]] = set()
         self.passed: list[Finalist] = []
         self.default_samples: list[float] = []
+        self.judged = len(self.known)
         # By code: the ratio and noise of what was timed, the default's; else none.
         self._codes: dict[str, tuple[float, float] | None] = {}
         for measurement in self.known.values():
@@ -62,6 +66,7 @@ class Trials:
                 if (result := self._known(candidate.plan)) is None:
                     batch.append(candidate)
                 else:
+                    self.judged += 1
                     proposer.told(candidate, result)
             if not self.budget.in_time:
                 break
@@ -115,6 +120,7 @@ class Trials:
     def trial(self, candidate: Candidate, compiled: dict[str, Any] | None) -> Result:
         """Tries one candidate. Raises DeviceBusy."""
         timeouts, before = self.progress.failed["timeout"], time.monotonic()
+        self.judged += 1
         try:
             return self._trial(candidate, compiled)
         finally:

@@ -2,7 +2,8 @@
 
 One file for each program of each process, `<pid>-<number>.json`, written when the program was compiled and again as more is seen
 of it, each time whole or not at all: what a script that is killed had compiled is kept. `<pid>.loaded` says that a process had
-the recorder in it; it holds why nothing can be recorded there, or nothing. No torch here.
+the recorder in it; it holds why nothing can be recorded there, or nothing. `<pid>.failed` holds what torch.compile failed with
+there, where it did. No torch here.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Captured:
     """All that a command left. left_out: programs and graphs that are missing, (reason, words) -> how many.
 
     unreadable: files that are no captured programs. processes: that had the recorder in them. unsupported: why one of them could
-    record nothing, or "".
+    record nothing, or "". failed: what torch.compile failed with in one of them, or "".
     """
 
     programs: tuple[CapturedProgram, ...]
@@ -129,6 +130,7 @@ class Captured:
     unreadable: int = 0
     processes: int = 0
     unsupported: str = ""
+    failed: str = ""
 
 
 def merged_data(one: InputData, other: InputData) -> InputData:
@@ -160,6 +162,11 @@ def say_loaded(folder: Path, trouble: str = "") -> None:
     (folder / f"{os.getpid()}.loaded").write_text(trouble)
 
 
+def say_failed(folder: Path, words: str) -> None:
+    """Says what torch.compile failed with in this process, which no back end hears of. Raises OSError."""
+    (folder / f"{os.getpid()}.failed").write_text(words)
+
+
 def read_folder(folder: Path) -> Captured:
     """What is in `folder`, equal programs as one, in the order in which they were written first."""
     programs: dict[str, CapturedProgram] = {}
@@ -180,11 +187,17 @@ def read_folder(folder: Path) -> Captured:
         name = path.name if program.query is None else program.query.exact_key
         programs[name] = programs[name].merged(program) if name in programs else program
     loaded = sorted(folder.glob("*.loaded"))
-    unsupported = ""
-    for path in loaded:
+    unsupported, failed = _first_said(loaded), _first_said(sorted(folder.glob("*.failed")))
+    return Captured(tuple(programs.values()), left_out, unreadable, len(loaded), unsupported, failed)
+
+
+def _first_said(paths: Iterable[Path]) -> str:
+    """The first of these files that says anything; "" where none does."""
+    for path in paths:
         with contextlib.suppress(OSError, ValueError):
-            unsupported = unsupported or path.read_text().strip()
-    return Captured(tuple(programs.values()), left_out, unreadable, len(loaded), unsupported)
+            if said := path.read_text().strip():
+                return said
+    return ""
 
 
 def _in_order(paths: Iterable[Path]) -> list[Path]:

@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from tuner.errors import SpecError, one_line
 from tuner.workload.pt2 import SUFFIX, load_pt2
 
-
 # What the function of a SPEC is to return, in words; and of what it returned instead, so many are told.
 WANTED = "a callable, and a tuple of its example inputs (and maybe, as a third, a dict that names sizes)"
 SHOWN = 6

@@ -101,7 +101,11 @@ def _pin(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[...,
     if (training := is_training(gm, example_inputs)) and kept_lazily():
         raise UnsupportedGraph("bundled_training", "its backward would be saved with it, whatever becomes of the plan")
     key = program_key(gm, example_inputs)
-    where = (cpu_target().fields(), cpu_toolchain(), ambient())
+    try:
+        where = (cpu_target().fields(), cpu_toolchain(), ambient())
+    except UnsupportedGraph as error:
+        events.record(events.Served(key, "", "default", "default", 0, "default", f"{error.reason}: {error}", door.source))
+        raise
     if own := {*option_names(inner), *where[2]["inductor"]}:
         door = Outranking(door, own)
     answer = door.program(Query("program", key, *where))

@@ -20,7 +20,8 @@ class Served:
     outcome: "served" (a plan was applied), "default" (the default was the answer) or "fallback" (a plan could not be applied;
     `reason` says why, and the default was compiled); "served from cache" and "default from cache" where AOTAutograd's cache
     answered for the whole program: what it holds was compiled under the same plan, in this process or another. Then `phase` is
-    empty, and the keys are empty too where nobody knows which graphs the program gives. "random": under TUNER_RANDOM_PLANS;
+    empty, and the keys are empty too where nobody knows which graphs the program gives, also where "default" is that of a whole
+    program, which nobody was asked for: its settings or the user's hooks cannot be named. "random": under TUNER_RANDOM_PLANS;
     `reason` is what was drawn.
     """
 
