@@ -30,7 +30,7 @@ class Screening:
 
     passed: candidates that were right, timed and within the memory limit. finalists: what the race makes of them.
     kernels: see `tuner.search.kernels`; told when it is known what wins. numerics: whether knobs might change how values are
-    computed. cut_short: the seconds were used up before anything could be said of any candidate, so that nothing can be concluded.
+    computed. cut_short: the seconds were used up before anything could be said of any candidate: nothing can be concluded.
     """
 
     resolved: Resolved
