@@ -7,7 +7,7 @@ alike. What is found for one of them holds for all, and what is chosen within on
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from tuner.anatomy import Anatomy
@@ -59,10 +59,15 @@ def regions(anatomy: Anatomy) -> tuple[Region, ...]:
     return tuple(sorted(made, key=lambda region: min(region.occurrences[0])))
 
 
-def convex_groups(anatomy: Anatomy, region: Region, limit: int = 4_000) -> list[frozenset[int]]:
-    """Groups of which the first occurrence of a region may be made, by leaf numbers: `convex_sets`, the anatomy's own first."""
+def convex_groups(
+    anatomy: Anatomy, region: Region, limit: int = 4_000, links: Collection[frozenset[int]] | None = None
+) -> list[frozenset[int]]:
+    """Groups of which the first occurrence of a region may be made, by leaf numbers: `convex_sets`, the anatomy's own first.
+
+    links: pairs of leaves that connect a group; see `realised_links`.
+    """
     leaves = region.occurrences[0]
-    return convex_sets(anatomy, leaves, groups_within(anatomy, leaves), limit)
+    return convex_sets(anatomy, leaves, groups_within(anatomy, leaves), limit, links)
 
 
 def lifted(anatomy: Anatomy, region: Region, groups: Iterable[frozenset[int]]) -> list[frozenset[int]]:

@@ -7,7 +7,7 @@ can say. Sets of leaves are integers here, one bit for each leaf that stands on 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tuner.anatomy import Anatomy
 from tuner.search_spaces.islands import belonging
@@ -18,15 +18,25 @@ LARGEST_CHANGED = 64
 MOST_CUTS = 200
 
 
-def convex_sets(anatomy: Anatomy, leaves: Iterable[int], own: Iterable[frozenset[int]], limit: int) -> list[frozenset[int]]:
+def convex_sets(
+    anatomy: Anatomy,
+    leaves: Iterable[int],
+    own: Sequence[frozenset[int]],
+    limit: int,
+    links: Collection[frozenset[int]] | None = None,
+) -> list[frozenset[int]]:
     """Sets of these leaves that may share a kernel, each once: single leaves, `own` sets and all leaves together first.
 
     Then the rest, fewest steps first from one of these: a step adds or removes a leaf, joins two own sets, or cuts an own set or
     the whole in two, in the order in which leaves wait for each other. All there are, as every such set can be taken apart leaf
     by leaf; or the `limit` that are nearest, but single leaves and own sets always. Time and memory go with the number of sets
     times that of leaves.
+
+    links: the pairs of leaves that connect a set, beside those within own sets; None: those that have a buffer in common.
     """
     ways = Ways(anatomy, leaves)
+    if links is not None:
+        ways.link_only(links, own)
     singles = [ways.bit[leaf] for leaf in ways.own]
     given = [bits for bits in map(ways.bits, own) if ways.convex(bits)]
     whole = [ways.all] if ways.allowed(ways.all) else []
@@ -118,6 +128,21 @@ class Ways:
             bits = self.bits(together)
             for leaf in together:
                 self.linked[place[leaf]] |= bits & ~self.bit[leaf]
+
+    def link_only(self, links: Iterable[frozenset[int]], own: Iterable[frozenset[int]]) -> None:
+        """From now on only these pairs are connected, and what is within one of the own sets."""
+        self.linked = [0] * len(self.leaves)
+        for together in (*links, *own):
+            bits = self.bits(together & self.bit.keys())
+            for i in _ones(bits):
+                self.linked[i] |= bits & ~(1 << i)
+
+    def pairs(self) -> Iterator[frozenset[int]]:
+        """Pairs of connected leaves with nothing in between, in a fixed order."""
+        for i, near in enumerate(self.linked):
+            for j in _ones(near >> i << i):
+                if self.convex(1 << i | 1 << j):
+                    yield frozenset((self.leaves[i], self.leaves[j]))
 
     def bits(self, leaves: Iterable[int]) -> int:
         return sum(self.bit[leaf] for leaf in set(leaves))
