@@ -60,6 +60,18 @@ def test_a_worker_tells_the_anatomy_of_its_graph_under_a_plan(opened):
     assert "FallbackKernel" in kinds[1]
 
 
+def test_a_worker_tells_where_the_time_goes_kernel_by_kernel(opened):
+    told = opened.ask(LIMIT_S, do="open", graph=softmax_graph().to_json(), ambient={"threads": 1}, seed=0, policy=POLICY)
+    never = Plan(native=("aten._softmax.default#1",))
+    profiled = opened.ask(LIMIT_S, do="profile", plans=[NATIVE.to_json(), never.to_json()], rounds=2, seed=0)
+    groups = [set(group) for group in told["realised"]]
+    assert [set(leaves) for leaves, _ in profiled["times"][Plan().key]["kernels"]] == groups
+    assert profiled["times"][NATIVE.key]["library_ms"] > 0
+    assert profiled["failed"][never.key]["status"] == "refused"
+    verdict = opened.ask(LIMIT_S, do="try", plan=NATIVE.to_json(), expected=None, seen_codes=[told["code_key"]])
+    assert verdict["status"] == "ok", "and goes on as before"
+
+
 def test_a_request_that_fails_leaves_the_worker_alive(opened):
     for broken in ({"do": "nonsense"}, {"do": "time", "keys": ["unknown"], "samples": 1, "seed": 0}, {}):
         with pytest.raises(WorkerError):
