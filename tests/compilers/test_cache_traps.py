@@ -6,11 +6,12 @@ The tests "without" show that the trap is there in this torch: where one fails, 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 import torch
+from lowering import lower
 from serving import Bench, gelu_of_norm, pointwise_then_sum, realise
 from steps import used_codes
 from torch._guards import TracingContext, tracing
@@ -22,6 +23,8 @@ from tuner.answer import ProgramAnswer
 from tuner.compilers.inductor.apply import ForcedGroups, ReadBack, Realised, applied, code_key_of
 from tuner.compilers.inductor.capture import capture
 from tuner.compilers.inductor.cpp_code import cpp_flags
+from tuner.compilers.inductor.cuts import CutPass
+from tuner.compilers.inductor.doors import within_inner_step
 from tuner.compilers.inductor.hooks import V, inductor_config
 from tuner.plan import Plan
 from tuner.search_spaces.fusion import no_fusion
@@ -110,6 +113,33 @@ def test_poisoned_key_without_the_remedy(graph: Graph, alone: Plan) -> None:
     wanted = realise(graph, alone)[2]
     default = compiled_code(graph, default_with_names())
     assert compiled_code(graph, class_alone(alone)) == default != wanted
+
+
+def two_cuts(graph: Graph) -> list[Plan]:
+    sites = lower(graph, Plan()).sites
+    return [Plan(cuts=(site,)) for site in (sites[0], sites[1])]
+
+
+def test_stale_hit_a_cut_is_not_answered_with_another(graph: Graph) -> None:
+    wanted = [lower(graph, plan).code for plan in two_cuts(graph)]
+    assert len({*wanted, lower(graph, Plan()).code}) == 3
+    compiled_code(graph, contextlib.nullcontext())
+    assert [compiled_code(graph, applied(plan, Realised({}))) for plan in two_cuts(graph)] == wanted
+
+
+def test_stale_hit_of_a_cut_without_the_remedy(graph: Graph) -> None:
+    def cut_alone(plan: Plan) -> contextlib.AbstractContextManager[Any]:
+        """The pass that cuts, under an uuid that says nothing of the plan."""
+
+        def enter(gm: torch.fx.GraphModule, kwargs: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+            cutting = CutPass(gm, "inference", plan.cuts.__contains__, "cuts")
+            return inductor_config.patch(post_grad_custom_post_pass=cutting)
+
+        return within_inner_step(enter)
+
+    one, other = two_cuts(graph)
+    wanted = [lower(graph, plan).code for plan in (one, other)]
+    assert compiled_code(graph, cut_alone(one)) == compiled_code(graph, cut_alone(other)) == wanted[0] != wanted[1]
 
 
 @pytest.mark.parametrize("example", [pointwise_then_sum, gelu_of_norm])

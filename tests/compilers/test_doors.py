@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch._inductor
 import torch._inductor.compile_fx as compile_fx_module
+from lowering import lower
 from serving import Bench, pointwise_then_sum, realise
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -178,7 +179,10 @@ def test_parameters_that_aotinductor_binds_make_no_other_graph(bench: Bench, ena
     layer, inputs = Layer().eval().requires_grad_(False), (torch.randn(8, 64),)
     with inductor_config.patch(cpp_wrapper=True):
         graph = bench.resolve((layer, inputs)).graph
-        groups = bench.settle((layer, inputs), Plan(groups=no_fusion(realise(graph, Plan())[1])))
+        cuts = lower(graph, Plan()).sites[:1]
+        alone = no_fusion(lower(graph, Plan(cuts=cuts)).groups)
+        groups = bench.settle((layer, inputs), Plan(cuts=cuts, groups=alone), groups=alone)
+    assert cuts
     with torch.no_grad():
         program = torch.export.export(layer, inputs)
         path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))

@@ -35,9 +35,11 @@ from tuner.search_spaces.parameters import Integer
 from tuner.search_spaces.validate import check_plan
 
 # Changes when other plans come of the same seed: it is in the compile caches' key.
-DRAW_VERSION = 2
-# How often a graph is left to eager, one of its ops kept native, a knob turned, its leaves grouped at random.
-EAGER, NATIVE, KNOB, GROUPED = 0.1, 0.3, 0.15, 0.85
+DRAW_VERSION = 3
+# How often a graph is left to eager, one of its ops kept native, a knob turned, its leaves grouped at random, its values cut.
+EAGER, NATIVE, KNOB, GROUPED, CUT = 0.1, 0.3, 0.15, 0.85, 0.5
+# How many of the values are cut that may be.
+SHARES = (0.1, 0.3, 1.0)
 # Into how many groups leaves are dealt: one fuses all that may be fused, many next to nothing.
 DEALT = (1, 1, 2, 2, 3, 5, 10**6)
 Inner = Callable[..., Any]
@@ -55,15 +57,31 @@ class Dealt:
 
 
 @dataclass(frozen=True)
+class DrawnCuts:
+    """Says whether a value is cut, by the cut's id: the same every time. share: of the values that may be cut."""
+
+    seed: str
+    share: float
+
+    def __call__(self, cut: str) -> bool:
+        return random.Random(f"{self.seed}/{cut}").random() < self.share
+
+
+@dataclass(frozen=True)
 class Draw:
-    """A plan, and in place of its groups how leaves are dealt into groups; None: the compiler groups."""
+    """A plan, in place of its groups how leaves are dealt into groups, and of its cuts which values are cut; None: as by default.
+
+    Leaves and cuts are known once the graph is lowered.
+    """
 
     plan: Plan
-    dealt: Dealt | None
+    dealt: Dealt | None = None
+    cuts: DrawnCuts | None = None
 
     def describe(self) -> str:
         groups = f"leaves dealt into {self.dealt.count} groups" if self.dealt else ""
-        return "; ".join(filter(None, [self.plan.describe(), groups]))
+        cuts = f"{self.cuts.share:.0%} of values cut" if self.cuts else ""
+        return "; ".join(filter(None, [self.plan.describe(), cuts, groups]))
 
 
 def compile_at_random(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Inner, run: Run, seed: str) -> Any:
@@ -107,7 +125,10 @@ class _Randomly:
         untouched, realised, drawn = copied(gm), Realised({}), None
         try:
             drawn = _drawn(f"{self.seed}/{key}", gm, self.left, self.fixed, inference=kwargs.get("is_inference") is True)
-            with compiler_config.patch(cache_key_tag=self.tag), applied(drawn.plan, realised, dealt=drawn.dealt):
+            with (
+                compiler_config.patch(cache_key_tag=self.tag),
+                applied(drawn.plan, realised, dealt=drawn.dealt, drawn=drawn.cuts),
+            ):
                 compiled = self._decomposed(gm, example_inputs, drawn.plan.native, kwargs)
         except Exception as error:
             # The border of this mode: fails in the default's way where the default fails.
@@ -139,7 +160,7 @@ def _drawn(seed: str, gm: fx.GraphModule, left: tuple[str, ...], fixed: frozense
     calls = Counter(str(node.target) for node in gm.graph.nodes if node.op == "call_function")
     kinds = [op for op in left if op in calls]
     if draw.random() < EAGER and not fixed & SETTINGS.keys() and _may_be_left_to_eager(gm):
-        return Draw(check_plan(Plan(compiler="eager", native=tuple(kinds))), None)
+        return Draw(check_plan(Plan(compiler="eager", native=tuple(kinds))))
     kept: list[str] = []
     for op in kinds:
         if not inference or draw.random() < NATIVE / 2:
@@ -150,7 +171,8 @@ def _drawn(seed: str, gm: fx.GraphModule, left: tuple[str, ...], fixed: frozense
     config = {name: _value(draw, knob) for name, knob in knobs if name not in fixed and draw.random() < KNOB}
     config = {name: value for name, value in config.items() if not unrunnable([(name, value)])}
     plan = check_plan(Plan(native=tuple(sorted(kept)), config=tuple(sorted(config.items()))))
-    return Draw(plan, Dealt(seed, draw.choice(DEALT)) if draw.random() < GROUPED else None)
+    dealt = Dealt(seed, draw.choice(DEALT)) if draw.random() < GROUPED else None
+    return Draw(plan, dealt, DrawnCuts(seed, draw.choice(SHARES)) if draw.random() < CUT else None)
 
 
 def _value(draw: random.Random, knob: Any) -> Any:
