@@ -32,11 +32,11 @@ def convex_sets(
     by leaf; or the `limit` that are nearest, but single leaves and own sets always. Time and memory go with the number of sets
     times that of leaves.
 
-    links: the pairs of leaves that connect a set, beside those within own sets; None: those that have a buffer in common.
+    links: pairs of leaves that connect a set, beside those of an own set that share a buffer; None: all that belong together.
     """
     ways = Ways(anatomy, leaves)
     if links is not None:
-        ways.link_only(links, own)
+        ways.link_only([*links, *(pair for group in own for pair in _touching(anatomy, group).values())])
     singles = [ways.bit[leaf] for leaf in ways.own]
     given = [bits for bits in map(ways.bits, own) if ways.convex(bits)]
     whole = [ways.all] if ways.allowed(ways.all) else []
@@ -129,11 +129,11 @@ class Ways:
             for leaf in together:
                 self.linked[place[leaf]] |= bits & ~self.bit[leaf]
 
-    def link_only(self, links: Iterable[frozenset[int]], own: Iterable[frozenset[int]]) -> None:
-        """From now on only these pairs are connected, and what is within one of the own sets."""
+    def link_only(self, links: Iterable[Collection[int]]) -> None:
+        """From now on only the leaves within each of these are connected."""
         self.linked = [0] * len(self.leaves)
-        for together in (*links, *own):
-            bits = self.bits(together & self.bit.keys())
+        for together in links:
+            bits = self.bits(self.bit.keys() & together)
             for i in _ones(bits):
                 self.linked[i] |= bits & ~(1 << i)
 
@@ -237,7 +237,7 @@ def _between(anatomy: Anatomy, leaves: list[int]) -> set[int]:
     return found
 
 
-def _touching(anatomy: Anatomy, leaves: list[int]) -> dict[int, dict[int, None]]:
+def _touching(anatomy: Anatomy, leaves: Iterable[int]) -> dict[int, dict[int, None]]:
     """Of each buffer, those of the leaves that read or write it."""
     touching: dict[int, dict[int, None]] = {}
     for leaf in leaves:
