@@ -47,10 +47,15 @@ class Made:
         self.module.torch = torch  # type: ignore[attr-defined]
         self.watched = WatchedKernels(SplitCode(list(kernels), self.module), IDS, self.clock)
         self.call = self.watched.watching(lambda: body(self.module, self.clock))
+        self.whole = self.watched.timing(lambda: body(self.module, self.clock))
+
+    def call_both(self) -> None:
+        self.whole()
+        self.call()
 
     def times_us(self, calls: int) -> tuple[dict[Any, float], float]:
-        kernels, library_ms = self.watched.times(calls)
-        return {group: ms * 1e3 for group, ms in kernels}, library_ms * 1e3
+        times = self.watched.times(calls)
+        return {group: ms * 1e3 for group, ms in times.kernels}, times.library_ms * 1e3
 
 
 EQUAL = [("cpp_fused_0", ("op0",)), ("cpp_fused_1", ("op2",)), ("cpp_fused_0", ("op1",))]
@@ -68,22 +73,25 @@ def equal_kernels(module: Any, clock: Clock) -> None:
 def test_each_call_of_equal_functions_has_leaves_and_a_time_of_its_own():
     made = Made(equal_kernels, EQUAL)
     for _ in range(3):
-        made.call()
+        made.call_both()
     kernels, library_us = made.times_us(3)
+    assert made.watched.times(3).total_ms == pytest.approx(1.182)
     assert kernels == pytest.approx({FIRST: 5, SECOND: 7, THIRD: 20})
     assert library_us == pytest.approx(150)
 
 
 def test_of_many_calls_the_last_are_counted_and_a_slow_one_is_not_believed():
-    slow = iter([900, 900, 900, 5, 5, 400, 5, 5])
+    slow = iter([900, 900, 900, 5, 5, 400, 5, 5] * 2)
     made = Made(lambda module, clock: module.cpp_fused_0(next(slow)), [("cpp_fused_0", ("op0",))])
-    for _ in range(8):
-        made.call()
+    for call in (made.call, made.whole):
+        for _ in range(8):
+            call()
     assert made.times_us(5) == ({FIRST: pytest.approx(5)}, 0.0)
+    assert made.watched.times(5).total_ms == pytest.approx(0.005)
 
 
 def test_where_the_number_of_calls_varies_the_mean_is_told():
-    often = iter([1, 3, 1, 3])
+    often = iter([1, 1, 3, 3, 1, 1, 3, 3])
 
     def body(module: Any, clock: Clock) -> None:
         for _ in range(next(often)):
@@ -91,13 +99,13 @@ def test_where_the_number_of_calls_varies_the_mean_is_told():
 
     made = Made(body, [("cpp_fused_0", ("op0",))])
     for _ in range(4):
-        made.call()
+        made.call_both()
     assert made.times_us(2)[0] == {FIRST: pytest.approx(20)}
 
 
 def test_what_no_leaf_of_the_graph_makes_counts_as_a_library_call():
     made = Made(lambda module, clock: module.cpp_fused_0(3), [("cpp_fused_0", ("subgraph0_op0",))])
-    made.call()
+    made.call_both()
     assert made.times_us(1) == ({}, pytest.approx(3))
 
 

@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.anatomy import KernelTimes
 from tuner.compilers.inductor.kernel_times import WatchedKernels, cannot_split, split_kernels
 from tuner.measure.cpu import CLOCKS
-from tuner.measure.statistics import median_of
 from tuner.measure.timing import measure_stretch
 from tuner.plan import Plan
 from tuner.workers.builder import Built
@@ -24,7 +22,10 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Profiled:
-    """A plan compiled with a function for each group. call: one call on the inputs that are timed. watched: with its kernels."""
+    """A plan compiled with a function for each group.
+
+    call: one call on the inputs that are timed, timed as a whole. watched: the same call, its kernels timed.
+    """
 
     call: Call
     watched: Call
@@ -63,10 +64,7 @@ def profile(session: Session, plans: Sequence[Plan], rounds: int, seed: int) -> 
         patience=0,
     )
     one.put_back()
-    times = {}
-    for (key, found), total_ms in zip(made.items(), stretch.times_ms[::2], strict=True):
-        kernels, library_ms = found.kernels.times(rounds * one.repetitions)
-        times[key] = KernelTimes(tuple(kernels), library_ms, median_of(total_ms)).to_json()
+    times = {key: found.kernels.times(rounds * one.repetitions).to_json() for key, found in made.items()}
     busy = {"busy": stretch.busy} if stretch.busy else {}
     return {"status": "ok", "times": times, "failed": failed, "conditions": {**stretch.conditions, **busy}}
 
@@ -92,7 +90,7 @@ def _profiled(session: Session, plan: Plan) -> Profiled | dict[str, Any]:
         return {"status": "refused", "why": "not profiled", "message": "the compiler made no Python module"}
     kernels = WatchedKernels(code, built.realised.ids, CLOCKS[session.policy.clock])
     call = one.call(built.function)
-    found = Profiled(call, kernels.watching(call), kernels)
+    found = Profiled(kernels.timing(call), kernels.watching(call), kernels)
     try:
         one.put_back()
         found.watched()

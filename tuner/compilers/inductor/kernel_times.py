@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 from unittest import mock
 
+from tuner.anatomy import KernelTimes
 from tuner.compilers.inductor.hooks import GraphLowering, inductor_config
 from tuner.plan import canonical_groups
 
@@ -93,7 +94,8 @@ def split_kernels() -> Iterator[SplitCode]:
 
 
 class WatchedKernels:
-    """Times of the kernels and library calls of one compiled graph, while it is called through `watching`.
+    """Times of one compiled graph: of its kernels and library calls, while it is called through `watching`; and of the whole,
+    while it is called through `timing`, with nothing in it watched.
 
     ids: local ids by the compiler's names of leaves. Kernels of leaves that have none, of a graph within the graph, count as
     library calls: to a plan they are one. now: reads a clock, in nanoseconds.
@@ -110,6 +112,7 @@ class WatchedKernels:
                 self._kernels[name].append(group)
         self._spent: dict[str, list[int]] = {name: [] for name in self._kernels}
         self._library: list[int] = []
+        self._total: list[int] = []
         self._plain, self._watched = self._both()
         self._cost_ns, self._calls = self._cost(), 0
 
@@ -159,15 +162,23 @@ class WatchedKernels:
 
         return watched
 
-    def times(self, calls: int) -> tuple[list[tuple[tuple[str, ...], float]], float]:
-        """Each kernel's leaves and milliseconds, and those of all library calls: medians over the last so many watched calls."""
+    def timing(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        """The same call, timed as a whole."""
+        return self._timed(call, self._total)
+
+    def times(self, calls: int) -> KernelTimes:
+        """Medians over the last so many calls of each kind: single calls, of which others on the machine disturb a few."""
         kernels = [
             (group, ms)
             for name, groups in self._kernels.items()
             for group, ms in zip(groups, self._medians_ms(self._spent[name], calls, len(groups)), strict=True)
         ]
         in_a_call = max(1, round(len(self._library) / self._calls)) if self._library else 0
-        return kernels, sum(self._medians_ms(self._library, calls, in_a_call))
+        library_ms = sum(self._medians_ms(self._library, calls, in_a_call))
+        return KernelTimes(tuple(kernels), library_ms, self._median_ms(self._total[-calls:]))
+
+    def _median_ms(self, spent: Sequence[int]) -> float:
+        return max(0.0, median(spent) - self._cost_ns) / 1e6
 
     def _medians_ms(self, spent: Sequence[int], calls: int, in_a_call: int) -> list[float]:
         """Of each of the places that they have in a call; where their number varies, the mean."""
@@ -175,7 +186,7 @@ class WatchedKernels:
             mean_ns = (sum(spent) - self._cost_ns * len(spent)) / self._calls / in_a_call
             return [max(0.0, mean_ns) / 1e6] * in_a_call
         last = spent[len(spent) - calls * in_a_call :]
-        return [max(0.0, median(last[i::in_a_call]) - self._cost_ns) / 1e6 for i in range(in_a_call)]
+        return [self._median_ms(last[i::in_a_call]) for i in range(in_a_call)]
 
 
 class _Namespace:
