@@ -45,11 +45,7 @@ def belonging(anatomy: Anatomy, buffer: int, leaves: Sequence[int]) -> list[int]
     """
     if not set(leaves).isdisjoint(anatomy.writers[buffer]):
         return list(leaves)
-    return [leaf for leaf in leaves if anatomy.buffers[buffer].bytes >= LEAST_SHARE * _moved(anatomy, leaf)]
-
-
-def _moved(anatomy: Anatomy, leaf: int) -> int:
-    return sum(anatomy.buffers[buffer].bytes for buffer in {*anatomy.touched[leaf]})
+    return [leaf for leaf in leaves if anatomy.buffers[buffer].bytes >= LEAST_SHARE * anatomy.moved[leaf]]
 
 
 def _delay(anatomy: Anatomy, units: _Units, joined: _Joined, at: dict[int, dict[int, list[int]]]) -> None:

@@ -51,7 +51,8 @@ class Drawing:
                 before.add(other)
         made = content or name.rstrip("0123456789")
         kind = LIBRARY if library else KERNEL
-        identity = f"{number}:{bytes // 4}|:{kind}:0"
+        points = max(self.buffers[buffer].elements for buffer in (*reads, *(writes or [name])))
+        identity = f"{number}:{points}|:{kind}:0"
         self.names[name] = number
         self.leaves.append(Leaf(identity, kind, not library, made, *map(tuple, touched), tuple(sorted(before)), tuple(ops)))
 

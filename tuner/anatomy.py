@@ -16,6 +16,10 @@ from tuner.structure import kept, structural_key
 ITERATION = re.compile(r"\d+:(\d+(?:[x|]\d+)*)\|?:")
 
 
+# Elements of one buffer that a point of a loop is taken to read, at most: a window of a pooling reads more, most read one.
+READS_A_POINT = 4
+
+
 @dataclass(frozen=True)
 class Buffer:
     """Memory that leaves read or write.
@@ -31,9 +35,17 @@ class Buffer:
 
     @property
     def elements(self) -> int:
-        """Its number of elements, from its bytes and the bits that its dtype has in its name; what has none has 8."""
+        """Its number of elements, from its bytes and the bits that its dtype has in its name; without any it has 8."""
+        return self.bytes // self._element_bytes
+
+    def first(self, count: int) -> int:
+        """Bytes of so many of its elements, or of all where it has fewer."""
+        return min(self.bytes, count * self._element_bytes)
+
+    @property
+    def _element_bytes(self) -> int:
         bits = re.match(r"[a-z]+(\d+)", self.meta)
-        return self.bytes * 8 // max(int(bits[1]), 1) if bits else self.bytes
+        return max(int(bits[1]) // 8, 1) if bits else 1
 
     def to_json(self) -> list[Any]:
         return [self.meta, self.bytes, self.source, self.escapes]
@@ -117,7 +129,7 @@ class Anatomy:
         return tuple(leaf.reads + leaf.writes for leaf in self.leaves)
 
     @cached_property
-    def texts(self) -> tuple[str, ...]:
+    def signatures(self) -> tuple[str, ...]:
         """Of each leaf, what it computes, and which of the buffers that it touches are one and the same."""
         places = ([touched.index(buffer) for buffer in touched] for touched in self.touched)
         return tuple(
@@ -159,28 +171,43 @@ class Anatomy:
     def bytes_of(self, leaves: Iterable[int]) -> int:
         """Bytes that a kernel of these leaves moves: each buffer read that comes from outside, each written that must be kept.
 
-        Whole buffers are counted, however little of one is read.
+        Of a buffer, no more than its leaves' loops have points for: of a table in which something is looked up, not all is read.
         """
         members = set(leaves)
-        read = {buffer for leaf in members for buffer in self.leaves[leaf].reads}
-        written = {buffer for leaf in members for buffer in self.leaves[leaf].writes}
-        given = [b for b in read if self.buffers[b].source != "leaf" or not members.issuperset(self.writers[b])]
-        filled = [b for b in written if kept(self, b, members)]
-        return sum(self.buffers[b].bytes for b in (*given, *filled))
+        read: dict[int, int] = {}
+        written: dict[int, int] = {}
+        for leaf in members:
+            for buffer in self.leaves[leaf].reads:
+                read[buffer] = read.get(buffer, 0) + self._points[leaf] * READS_A_POINT
+            for buffer in self.leaves[leaf].writes:
+                written[buffer] = written.get(buffer, 0) + self._points[leaf]
+        given = {b: n for b, n in read.items() if self.buffers[b].source != "leaf" or not members.issuperset(self.writers[b])}
+        filled = {b: n for b, n in written.items() if kept(self, b, members)}
+        return sum(self.buffers[b].first(count) for part in (given, filled) for b, count in part.items())
+
+    @cached_property
+    def moved(self) -> tuple[int, ...]:
+        """Bytes that each leaf would move by itself."""
+        return tuple(self.bytes_of((leaf,)) for leaf in range(len(self.leaves)))
 
     def work_of(self, leaves: Iterable[int]) -> float:
         """Roughly how many operations on single elements these leaves do: points of the loops times operations of the graph."""
-        return float(sum(self._points(leaf) * max(1, len(leaf.ops)) for leaf in map(self.leaves.__getitem__, set(leaves))))
+        return float(sum(self._points[leaf] * max(1, len(self.leaves[leaf].ops)) for leaf in set(leaves)))
 
     @cached_property
     def _keys(self) -> dict[frozenset[int], str]:
         return {}
 
-    def _points(self, leaf: Leaf) -> int:
-        """Points of the leaf's loops; where those have symbols, elements of the largest buffer that it touches."""
-        if sizes := ITERATION.match(leaf.id):
-            return prod(map(int, re.split(r"[x|]", sizes[1])))
-        return max((self.buffers[b].elements for b in (*leaf.reads, *leaf.writes)), default=1)
+    @cached_property
+    def _points(self) -> tuple[int, ...]:
+        """Points of each leaf's loops; where it has none, or symbols in them, elements of the largest buffer that it touches."""
+        found = []
+        for leaf, touched in zip(self.leaves, self.touched, strict=True):
+            if leaf.fusable and (sizes := ITERATION.match(leaf.id)):
+                found.append(prod(map(int, re.split(r"[x|]", sizes[1]))))
+            else:
+                found.append(max((self.buffers[buffer].elements for buffer in touched), default=1))
+        return tuple(found)
 
     def _touching(self, buffers: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         found: list[list[int]] = [[] for _ in self.buffers]

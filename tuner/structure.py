@@ -58,7 +58,7 @@ class _Set:
         self.leaves = sorted(self.members, key=lambda leaf: (self.depth[leaf], leaf))
 
     def order(self) -> list[int]:
-        colours = {leaf: self.anatomy.texts[leaf] for leaf in self.leaves}
+        colours = {leaf: self.anatomy.signatures[leaf] for leaf in self.leaves}
         if not self._told_apart(colours):
             touching: dict[int, list[tuple[int, int]]] = defaultdict(list)
             for leaf in self.leaves:

@@ -1,4 +1,4 @@
-"""Values of an anatomy: what a group of leaves is, whatever its leaves are called, and what it moves."""
+"""What a group of leaves is, whatever its leaves are called; what it moves, and how much it computes."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_many_leaves_that_are_alike_are_put_in_order():
 
 
 def test_keys_are_the_same_in_every_process(tmp_path):
-    script = "from test_anatomy import norm; print(norm().group_key([0, 1]))"
+    script = "from test_keys_of_groups import norm; print(norm().group_key([0, 1]))"
     found = set()
     for seed in ("0", "1"):
         command = [sys.executable, "-c", script]
@@ -160,6 +160,20 @@ class TestBytes:
         drawing.leaf("b", ["a"], escapes=True)
         assert drawing.anatomy().bytes_of([0, 1]) == 3 * 4096
 
+    def test_of_a_table_in_which_something_is_looked_up_no_more_is_read_than_the_loop_can(self):
+        leaf = Leaf("3:2x8|:ComputedBuffer.Pointwise:0", "ComputedBuffer.Pointwise", True, "", (0, 1), (2,), (), ())
+        buffers = [
+            Buffer("int64[2]{1}", 16, "input"),
+            Buffer("float32[9999,8]{8,1}", 319968, "input"),
+            Buffer("float32[2,8]{8,1}", 64, "leaf", True),
+        ]
+        assert Anatomy((leaf,), tuple(buffers), (), ()).bytes_of([0]) == 16 + 4 * 64 + 64
+
+    def test_of_what_is_rewritten_in_part_no_more_is_written_than_the_loop_does(self):
+        leaf = Leaf("3:8|:ComputedBuffer.Scatter:0", "ComputedBuffer.Scatter", True, "", (0,), (1,), (), ())
+        buffers = (Buffer("float32[8]{1}", 32, "input"), Buffer("float32[999,8]{8,1}", 31968, "input", True))
+        assert Anatomy((leaf,), buffers, (), ()).bytes_of([0]) == 32 + 32
+
 
 class TestWork:
     def leaf(self, identity: str, ops: int) -> Anatomy:
@@ -175,7 +189,7 @@ class TestWork:
 
     def test_it_is_the_sum_of_the_leaves(self):
         anatomy = norm()
-        assert anatomy.work_of([0, 1]) == anatomy.work_of([0]) + anatomy.work_of([1]) == 16 + 1024
+        assert anatomy.work_of([0, 1]) == anatomy.work_of([0]) + anatomy.work_of([1]) == 1024 + 1024
 
     @pytest.mark.parametrize(
         ("meta", "size", "elements"),
