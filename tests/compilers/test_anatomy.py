@@ -310,3 +310,45 @@ def test_a_cut_that_is_made_is_a_leaf_of_its_own_and_the_others_keep_their_names
     assert {op.cut for op in anatomy.ops} == {op.cut for op in default.ops if op.cut != cut}
     (made,) = [i for i, leaf in enumerate(anatomy.leaves) if leaf.id.split(":")[0] == cut.split(":")[0]]
     assert sum(made in leaf.after for leaf in anatomy.leaves) >= 2
+
+
+def contents(function: Function, *inputs: torch.Tensor) -> list[str]:
+    return [leaf.content for leaf in anatomy_of(function, *inputs).leaves]
+
+
+def test_what_computes_something_else_has_another_content() -> None:
+    x, y, index = torch.randn(8, 16), torch.randn(8, 16), torch.tensor([3, 1, 2])
+    pad = torch.nn.functional.pad
+    different = [
+        contents(lambda x: x * 2, x),
+        contents(lambda x: x * 3, x),
+        contents(lambda x: x * 2.5, x),
+        contents(lambda x: x * 2, x.double()),
+        contents(lambda x: x * 2, x.T),
+        contents(lambda x: x * 2, x[:, :8].contiguous()),
+        contents(lambda x, y: x - y, x, y),
+        contents(lambda x, y: y - x * 2, x, y),
+        contents(lambda x: x.sum(0), x),
+        contents(lambda x: x.sum(1), x),
+        contents(lambda x: x.amax(1), x),
+        contents(lambda x: pad(x, (1, 1)), x),
+        contents(lambda x: pad(x, (1, 1), value=3.0), x),
+        contents(lambda x: pad(x, (0, 2)), x),
+        contents(lambda x, index: x[index], x, index),
+        contents(lambda x, index: x[:, index], x, index),
+        contents(lambda x, index: x[index], torch.randn(9, 16), index),
+    ]
+    assert all(len(made) == 1 for made in different)
+    assert len({content for (content,) in different}) == len(different)
+
+
+def test_what_computes_the_same_on_other_buffers_has_the_same_content() -> None:
+    x, y = torch.randn(8, 16), torch.randn(8, 16)
+    one, other = (
+        contents(lambda x, y: ((x - y).sum(0), torch.sin(y).cumsum(0), (y - x).sum(0)), x, y),
+        contents(lambda a, b: (b - a).sum(0), x, y),
+    )
+    assert Counter(one)[other[0]] == 2
+    table = torch.randn(8, 16)
+    first, second = torch.tensor([3, 1, 2]), torch.tensor([0, 0, 5])
+    assert len(set(contents(lambda t, i, j: (t[i], t[j]), table, first, second))) == 1
