@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from drawn import Drawing, random_anatomy
 
 from tuner.anatomy import Anatomy
-from tuner.search_spaces.fusion import Region, convex_groups, groups_within, regions, waits, why_not
+from tuner.search_spaces.fusion import Region, convex_groups, groups_within, lifted, regions, waits, why_not
 
 
 def whole(anatomy: Anatomy) -> Region:
@@ -164,3 +165,24 @@ def test_the_order_within_leaves_holds_for_what_runs_between_them_too(seed):
         for other in list(below[leaf]):
             below[leaf] |= below[other]
     assert below == {leaf: reached(anatomy, leaf) & {*leaves} for leaf in leaves}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_group_has_one_key_in_all_occurrences_of_its_region(seed):
+    """So that what is known of one is known of all: three times the same random leaves, each after a library call."""
+    graph = Drawing()
+    graph.given("x")
+    for copy in range(3):
+        draw = random.Random(seed)
+        graph.leaf(f"mm{copy}", [f"last{copy - 1}" if copy else "x"], library=True)
+        made = [f"mm{copy}"]
+        for i in range(7):
+            graph.leaf(f"{copy}leaf{i}", draw.sample(made, min(len(made), draw.choice((1, 2)))), content=draw.choice("ab"))
+            made.append(f"{copy}leaf{i}")
+        graph.leaf(f"last{copy}", made[-2:], escapes=True)
+    anatomy = graph.anatomy()
+    found = regions(anatomy)
+    assert {len(region.occurrences) for region in found} == {3}
+    for region in found:
+        for group in convex_groups(anatomy, region, 300):
+            assert {anatomy.group_key(one) for one in lifted(anatomy, region, [group])} == {anatomy.group_key(group)}
