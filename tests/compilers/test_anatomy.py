@@ -250,7 +250,8 @@ def test_the_order_of_independent_statements_and_names_of_variables_do_not_matte
     assert [read(graph) for graph in ones] == [read(graph) for graph in others]
 
 
-def test_symbols_are_texts_that_do_not_depend_on_what_torch_calls_them() -> None:
+def as_compiled(function: Function, *inputs: torch.Tensor, dynamic: bool = False) -> list[Anatomy]:
+    """The anatomy of each graph that torch.compile makes for a call without gradients, read where it would be compiled."""
     found: list[Anatomy] = []
 
     def inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
@@ -262,24 +263,40 @@ def test_symbols_are_texts_that_do_not_depend_on_what_torch_calls_them() -> None
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
+    def backend(gm: Any, inputs: Any) -> Any:
+        return compile_fx(gm, inputs, inner_compile=inner)
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(function, backend=backend, dynamic=dynamic)(*inputs)
+    torch._dynamo.reset()
+    return found
+
+
+def test_symbols_are_texts_that_do_not_depend_on_what_torch_calls_them() -> None:
     def function(x: torch.Tensor, zeta: torch.Tensor) -> torch.Tensor:
         return torch.softmax(torch.cat([x, zeta], 1).relu(), -1) * zeta[:, :1]
 
     def renamed(alpha: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.softmax(torch.cat([alpha, b], 1).relu(), -1) * b[:, :1]
 
-    def backend(gm: Any, inputs: Any) -> Any:
-        return compile_fx(gm, inputs, inner_compile=inner)
-
-    with torch.no_grad():
-        for called in (function, renamed):
-            torch._dynamo.reset()
-            torch.compile(called, backend=backend, dynamic=True)(torch.randn(6, 10), torch.randn(6, 7))
-    torch._dynamo.reset()
-    one, other = found
+    sizes = torch.randn(6, 10), torch.randn(6, 7)
+    (one,), (other,) = as_compiled(function, *sizes, dynamic=True), as_compiled(renamed, *sizes, dynamic=True)
     assert one == other
     x = next(buffer for buffer in one.buffers if buffer.source == "input")
     assert (x.meta, x.bytes) == ("float32[s0,s1]{s1,1}", 240)
+
+
+def test_of_a_branch_the_leaves_within_are_not_told() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin().cumsum(0) + 1, lambda x: x.cos(), (x.exp(),)) * 2
+
+    (anatomy,) = as_compiled(function, torch.randn(8, 16))
+    branch, leaf = the_one(anatomy, "Conditional")
+    assert not leaf.fusable
+    assert not {"aten.sin.default", "aten.cos.default", "aten.cumsum.default"} & {op.target for op in anatomy.ops}
+    assert all(after < len(anatomy.leaves) for leaf in anatomy.leaves for after in leaf.after)
+    assert any(branch in leaf.after for leaf in anatomy.leaves)
 
 
 PRINTED = """
