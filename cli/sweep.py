@@ -162,7 +162,8 @@ def sweep(
         named = {"native_tables": tables} if tables else {}
         if plan.dispatches:
             named["dispatch"] = {spec: found.evidence() for spec, found in plan.dispatches.items()}
-        print_json({"results": results, **named, "seconds": round(plan.seconds, 3), **spent})
+        finals = {"seconds_finals": round(plan.finals_s, 3)}
+        print_json({"results": results, **named, "seconds": round(plan.seconds, 3), **spent, **finals})
     _raise_what_failed(plan)
 
 

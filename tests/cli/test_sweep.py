@@ -117,7 +117,8 @@ def swept(folder: Path) -> dict[str, Any]:
 
 
 def test_there_is_one_result_per_graph_with_the_documented_fields(swept: dict[str, Any]) -> None:
-    assert set(swept) == {"results", "seconds", "seconds_compiling", "seconds_measuring", "seconds_idle"}
+    assert set(swept) == {"results", "seconds", *(f"seconds_{name}" for name in ("compiling", "measuring", "idle", "finals"))}
+    assert 0 <= swept["seconds_finals"] < swept["seconds_measuring"]
     spent = [swept[f"seconds_{name}"] for name in ("compiling", "measuring", "idle")]
     assert min(spent) > 0
     assert sum(spent) == pytest.approx(swept["seconds"], abs=0.5)

@@ -271,6 +271,7 @@ def test_the_seconds_of_a_sweep_are_compiling_measuring_and_idle(sweep, monkeypa
     assert sum(swept.spent.values()) == swept.seconds
     (kept,) = {outcome.winner.evidence["seconds"]["compiling"] for outcome in swept.outcomes}
     assert kept == 12.0 * processes
+    assert swept.finals_s == float(EFFORT.looks[0]), "one stretch in each of its processes"
 
 
 def test_the_incumbent_stays_where_another_is_no_better(sweep, store: SqliteStore) -> None:

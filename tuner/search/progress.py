@@ -15,7 +15,7 @@ class Progress:
     phase: "waiting", "screening", "race", "final", "whole", "native ops", "dispatch", "done", "settled", "failed",
     "not tuned". best: speed-up of the best candidate so far as screened, or of the winner when done. over_memory: the best
     speed-up that the memory limit kept out, with its peak memory relative to the default's. seconds_spent: wall time "compiling"
-    (checks included) and "measuring", final included.
+    (checks included) and "measuring", final included; final_s: of "measuring", the final.
     """
 
     spec: str
@@ -35,6 +35,7 @@ class Progress:
     seconds_spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     started: float | None = None
     spent_s: float = 0.0
+    final_s: float = 0.0
 
     def enter(self, phase: str) -> None:
         self.phase = phase

@@ -77,6 +77,11 @@ class Sweep:
         return time.monotonic() - self.started
 
     @property
+    def finals_s(self) -> float:
+        """Those seconds of "measuring" that the finals took, of graphs and of whole callables."""
+        return sum({id(outcome.progress): outcome.progress.final_s for outcome in self.outcomes}.values()) + self.whole_seconds
+
+    @property
     def spent(self) -> dict[str, float]:
         """Those seconds by what they were spent on: "compiling" (checks included), "measuring" (the finals of whole callables
         included), and "idle", the rest: capture, starting processes, waiting for a device or for quiet."""
@@ -170,7 +175,10 @@ def _tune(to_tune: Mapping[str, Outcome], store: Store, policy: Policy, effort: 
     def watch(screening: Screening) -> None:
         to_tune[screening.resolved.query.exact_key].progress.enter("final")
 
+    before = {key: seconds[key]["measuring"] for key in screenings}
     evidence = run_finals(list(screenings.values()), store, policy, effort, watch, seconds, rules)
+    for key in screenings:
+        to_tune[key].progress.final_s = seconds[key]["measuring"] - before[key]
     for key, screening in screenings.items():
         outcome, final = to_tune[key], evidence.get(key)
         if final is not None and final.error is not None:
