@@ -94,8 +94,12 @@ class Plan:
 
     @property
     def complexity(self) -> int:
-        """How many choices it makes: of two plans that are alike, the simpler one is to be preferred."""
-        choices = len(self.native) + len(self.config) + len(self.cuts) + len(self.kernels)
+        """How many choices it makes: of two plans that are alike, the simpler one is to be preferred.
+
+        Cuts of one op count as one choice, for they are made at all equal places.
+        """
+        cut_ops = {cut.partition(":")[2] for cut in self.cuts}
+        choices = len(self.native) + len(self.config) + len(cut_ops) + len(self.kernels)
         return choices + (self.groups is not None) + (self.compiler != "inductor")
 
     @cached_property

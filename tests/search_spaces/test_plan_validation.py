@@ -252,3 +252,8 @@ def test_cuts_are_told_by_op_in_the_order_of_their_places():
     assert told == (
         "realize_reads_threshold=2; cut after aten.mul.Tensor at 3, 9, aten.where.self at 12, aten.add.Tensor at 8 places"
     )
+
+
+def test_cuts_at_equal_places_make_a_plan_no_less_simple():
+    deep = Plan(cuts=tuple(f"{i}:aten.where.self" for i in range(3, 90, 7)))
+    assert Plan().complexity < deep.complexity == Plan(cuts=CUTS[:1]).complexity < Plan(cuts=CUTS).complexity
