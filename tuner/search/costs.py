@@ -1,7 +1,8 @@
 """What groups of leaves cost: learnt from timed kernels and whole graphs, else guessed from bytes and operations.
 
 A linear Gaussian model. Each group key has an unknown cost in milliseconds. Before anything is measured it is what a fit of the
-timed groups on bytes moved and operations says, give or take half of it; a timed kernel is an equation of one unknown, the
+timed groups on bytes moved and operations says, give or take half of it, or, where it is known what its leaves cost alone, what
+`tuner.search.part_costs` makes of that; a timed kernel is an equation of one unknown, the
 difference of two whole graphs one of many. The posterior is exact; only equations of many unknowns need a matrix, as wide as
 there are such equations.
 """
@@ -19,6 +20,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from tuner.measurement import GroupTime
+from tuner.search.part_costs import PartCosts, Whole
 
 # milliseconds for a kernel, a byte and an operation, until groups are timed: only their proportions matter after the first one
 START_MS = np.array([2e-3, 1e-7, 2e-7])
@@ -30,8 +32,8 @@ START_WEIGHT = 0.5
 FIT_ROUNDS = 8
 OUTLIER_SHARE = 0.3
 EXCESS_ROUNDS = 16
-# a cost is known where its deviation is at most this share of it
-KNOWN_SHARE = 0.25
+# a cost is known that was timed here; or elsewhere, or in whole graphs that halved its deviation, if that is at most this share
+KNOWN_SHARE, TOLD_SHARE = 0.25, 0.5
 # of the same kernel in two processes: deviation as a share, where groups in common say by how much they differ, and where none do
 SAME_KERNEL_SPREAD, SAME_KERNEL_GROUPS = 0.15, 2
 OTHER_PROCESS_SPREAD = 0.5
@@ -40,7 +42,7 @@ LEAST_CALIBRATED_SPREAD = 0.05
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a group is believed to cost: mean and deviation, milliseconds. known: it was timed, or is certain to a quarter."""
+    """What a group is believed to cost: mean and deviation, milliseconds. known: it was timed, or told of well enough."""
 
     mean: float
     sd: float
@@ -64,13 +66,21 @@ class GroupCosts:
 
     def __init__(self) -> None:
         self._features: dict[str, tuple[float, float]] = {}
+        self._parts: dict[str, Mapping[str, int]] = {}
         self._expected: dict[str, tuple[float, float]] = {}
         self._timed: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
         self._differences: list[_Difference] = []
 
-    def add_known(self, features: Mapping[str, tuple[float, float]]) -> None:
-        """Say of groups how many bytes they move and how many operations they compute: what a guess needs."""
+    def add_known(
+        self, features: Mapping[str, tuple[float, float]], parts: Mapping[str, Mapping[str, int]] | None = None
+    ) -> None:
+        """Say of groups how many bytes they move and how many operations they compute: what a guess needs.
+
+        parts: of groups of several leaves, the keys of each of them as a group by itself, and how often it occurs. With them, and
+        with what those cost, a guess is several times as good.
+        """
         self._features.update(features)
+        self._parts.update({key: leaves for key, leaves in (parts or {}).items() if sum(leaves.values()) > 1})
         self._forget()
 
     def expect(self, key: str, ms: float, sd: float) -> None:
@@ -96,9 +106,12 @@ class GroupCosts:
 
     def estimate(self, key: str) -> Estimate:
         """Raises KeyError for a group of which nothing is known, not even its features."""
-        mean, sd = self._posterior.get(key) or self._alone(key)
+        before = self._alone(key)
+        mean, sd = self._posterior.get(key, before)
         mean = max(mean, 0.0)
-        return Estimate(mean, sd, key in self._timed or sd <= KNOWN_SHARE * mean)
+        # a guess is not known however good: the best of many would be the luckiest
+        told = key in self._expected or sd <= TOLD_SHARE * before[1]
+        return Estimate(mean, sd, key in self._timed or (told and sd <= KNOWN_SHARE * mean))
 
     def guess(self, key: str) -> Estimate:
         """What was believed of the group before it was timed. Raises KeyError as `estimate`."""
@@ -106,7 +119,7 @@ class GroupCosts:
         return Estimate(mean, sd, False)
 
     def _forget(self) -> None:
-        for name in ("_fit", "_posterior"):
+        for name in ("_fit", "_by_parts", "_posterior"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -118,11 +131,38 @@ class GroupCosts:
         return fitted([features for _, features in timed], [ms for ms, _ in timed])
 
     def _prior(self, key: str) -> tuple[float, float]:
+        by_parts = None if key in self._timed else self._guess_by_parts(key)
         if key in self._expected:
-            return self._expected[key]
+            return _product([self._expected[key], by_parts]) if by_parts else self._expected[key]
+        if by_parts:
+            return by_parts
         rates, spread = self._fit
         mean = float(rates @ (1.0, *self._features[key]))
         return mean, spread * mean
+
+    def _guess_by_parts(self, key: str) -> tuple[float, float] | None:
+        whole = self._whole(key)
+        return None if whole is None else self._by_parts.guess(whole)
+
+    @cached_property
+    def _by_parts(self) -> PartCosts:
+        leaves = {leaf for parts in self._parts.values() for leaf in parts}
+        alone = {leaf: (ms, self._features[leaf][0]) for leaf in leaves if (ms := self._told(leaf)) and leaf in self._features}
+        timed = [(whole, _combined(self._timed[key])[0]) for key in self._timed if (whole := self._whole(key)) is not None]
+        return PartCosts(alone, timed)
+
+    def _whole(self, key: str) -> Whole | None:
+        """A group of several leaves, where all of them are known by themselves."""
+        parts = self._parts.get(key)
+        if parts is None or key not in self._features or not all(self._told(leaf) and leaf in self._features for leaf in parts):
+            return None
+        return Whole(parts, sum(self._features[leaf][0] * count for leaf, count in parts.items()) - self._features[key][0])
+
+    def _told(self, key: str) -> float | None:
+        """Milliseconds of a group that was timed, here or elsewhere."""
+        if key in self._timed:
+            return _combined(self._timed[key])[0]
+        return self._expected[key][0] if key in self._expected else None
 
     def _alone(self, key: str) -> tuple[float, float]:
         """Mean and deviation by the guess and the group's own times, without whole graphs."""
