@@ -2,7 +2,7 @@
 
 The study lives in memory and is rebuilt from what was measured: no store of Optuna's. It proposes what it has tried again and
 again (a third of the time, on a space of 3,000 points): repeats are answered from the table, and after a few in a row something
-unseen is taken instead. A small space is enumerated.
+unseen is taken instead, of a small space the next in order. Whoever goes on asking gets all of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tuner.search_spaces.parameters import Parameter, Value, grid
 # Knobs with their values, sorted by name, as in a plan; a knob at its default is left out.
 Config = tuple[tuple[str, ConfigValue], ...]
 
-# A space of so many points is enumerated.
+# In a space of so many points, what is unseen is taken in order.
 SMALL = 200
 # Until so much is known, few knobs are turned at random: so many at a time, on average.
 STARTUP = 10
@@ -56,10 +56,9 @@ class KnobSampler:
 
     def ask(self) -> Config | None:
         """A config that was neither asked nor told before, None where none is left; several may be asked before one is told."""
-        found = None
-        if self.size > SMALL:
-            found = self._estimated() if len(self._told) >= STARTUP else None
-            found = found or self._at_random()
+        found = self._estimated() if len(self._told) >= STARTUP else None
+        if found is None and self.size > SMALL:
+            found = self._at_random()
         # Few knobs turned come before many.
         found = found or next((config for config in self._left if self._is_new(config)), None)
         if found is not None:
