@@ -160,3 +160,12 @@ def test_large_regions_are_solved():
         best.append(min(best[a] + costs[frozenset(range(a, b))] for a in range(max(0, b - 6), b)))
     found = best_partition(range(300), costs, [(a, a + 1) for a in range(299)])
     assert cost_of(found, costs) == pytest.approx(best[-1], rel=1e-5)
+
+
+def test_where_shares_of_groups_cannot_be_computed_the_program_is_solved_all_the_same(monkeypatch):
+    class Failed:
+        x, status = None, 4
+
+    monkeypatch.setattr("tuner.search.partition.linprog", lambda *given, **named: Failed())
+    costs = {frozenset((0,)): 1.0, frozenset((1,)): 1.0, frozenset((0, 1)): 1.5}
+    assert best_partition([0, 1], costs, []) == [{0, 1}]

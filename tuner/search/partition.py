@@ -103,7 +103,8 @@ class _Program:
         if shared.status == INFEASIBLE:
             raise ValueError("no choice of groups covers the leaves")
         if shared.x is None:
-            return self._unsolved(known)
+            found = self._exactly(np.arange(len(self.groups)), matrix, ends)
+            return self._unsolved(known) if found is None else self._chosen(found)
         if np.abs(shared.x - shared.x.round()).max() < WHOLE:
             return self._chosen(shared.x)
         worse = np.asarray(shared.lower.marginals)
