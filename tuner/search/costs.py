@@ -81,6 +81,7 @@ class GroupCosts:
         """
         self._features.update(features)
         self._parts.update({key: leaves for key, leaves in (parts or {}).items() if sum(leaves.values()) > 1})
+        self.__dict__.pop("_wholes", None)
         self._forget()
 
     def expect(self, key: str, ms: float, sd: float) -> None:
@@ -119,7 +120,7 @@ class GroupCosts:
         return Estimate(mean, sd, False)
 
     def _forget(self) -> None:
-        for name in ("_fit", "_by_parts", "_posterior"):
+        for name in ("_fit", "_alone_ms", "_by_parts", "_posterior"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -131,7 +132,7 @@ class GroupCosts:
         return fitted([features for _, features in timed], [ms for ms, _ in timed])
 
     def _prior(self, key: str) -> tuple[float, float]:
-        by_parts = None if key in self._timed else self._guess_by_parts(key)
+        by_parts = self._by_parts.get(key)
         if key in self._expected:
             return _product([self._expected[key], by_parts]) if by_parts else self._expected[key]
         if by_parts:
@@ -140,23 +141,27 @@ class GroupCosts:
         mean = float(rates @ (1.0, *self._features[key]))
         return mean, spread * mean
 
-    def _guess_by_parts(self, key: str) -> tuple[float, float] | None:
-        whole = self._whole(key)
-        return None if whole is None else self._by_parts.guess(whole)
+    @cached_property
+    def _alone_ms(self) -> dict[str, float]:
+        """Of leaves that are groups by themselves, milliseconds of those that were timed, here or elsewhere."""
+        leaves = {leaf for whole in self._wholes.values() for leaf in whole.parts}
+        return {leaf: ms for leaf in leaves if (ms := self._told(leaf))}
 
     @cached_property
-    def _by_parts(self) -> PartCosts:
-        leaves = {leaf for parts in self._parts.values() for leaf in parts}
-        alone = {leaf: (ms, self._features[leaf][0]) for leaf in leaves if (ms := self._told(leaf)) and leaf in self._features}
-        timed = [(whole, _combined(self._timed[key])[0]) for key in self._timed if (whole := self._whole(key)) is not None]
-        return PartCosts(alone, timed)
+    def _wholes(self) -> dict[str, Whole]:
+        """The groups of several leaves."""
+        known = {key: parts for key, parts in self._parts.items() if self._features.keys() >= {key, *parts}}
+        alone = {key: sum(self._features[leaf][0] * count for leaf, count in parts.items()) for key, parts in known.items()}
+        return {key: Whole(parts, alone[key] - self._features[key][0]) for key, parts in known.items()}
 
-    def _whole(self, key: str) -> Whole | None:
-        """A group of several leaves, where all of them are known by themselves."""
-        parts = self._parts.get(key)
-        if parts is None or key not in self._features or not all(self._told(leaf) and leaf in self._features for leaf in parts):
-            return None
-        return Whole(parts, sum(self._features[leaf][0] * count for leaf, count in parts.items()) - self._features[key][0])
+    @cached_property
+    def _by_parts(self) -> dict[str, tuple[float, float]]:
+        """Guesses of the groups that were not timed, of whose leaves each was, by itself."""
+        told = {key: whole for key, whole in self._wholes.items() if self._alone_ms.keys() >= whole.parts.keys()}
+        timed = [(whole, _combined(self._timed[key])[0]) for key, whole in told.items() if key in self._timed]
+        asked = {key: whole for key, whole in told.items() if key not in self._timed}
+        costs = PartCosts({leaf: (ms, self._features[leaf][0]) for leaf, ms in self._alone_ms.items()}, timed)
+        return dict(zip(asked, costs.guesses(list(asked.values())), strict=True)) if asked else {}
 
     def _told(self, key: str) -> float | None:
         """Milliseconds of a group that was timed, here or elsewhere."""

@@ -8,13 +8,15 @@ plus a rest of its own; rate and pairs are Gaussian, and known from the groups t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from statistics import median
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 # of the milliseconds that a byte takes in leaves alone: expected of a byte saved, and the deviation of that
 SAVING, SAVING_SPREAD = 0.5, 0.25
@@ -34,6 +36,13 @@ class Whole:
     parts: Mapping[str, int]
     saved_bytes: float
 
+    @cached_property
+    def pairs(self) -> tuple[tuple[Pair, int], ...]:
+        """Every two of its leaves, by keys, and how often they meet."""
+        parts = sorted(self.parts.items())
+        same = [((key, key), count * (count - 1) // 2) for key, count in parts if count > 1]
+        return (*same, *(((one, other), count * others) for (one, count), (other, others) in combinations(parts, 2)))
+
 
 class PartCosts:
     """alone: milliseconds of each leaf by itself, and its bytes. timed: groups of several leaves with their milliseconds.
@@ -46,55 +55,44 @@ class PartCosts:
         per_byte = [ms / count for ms, count in alone.values() if count > 0]
         self.per_byte = median(per_byte) if per_byte else 0.0
         self.pairs: dict[Pair, int] = {}
-        for whole, _ in timed:
-            for pair, _ in _pairs(whole):
-                self.pairs.setdefault(pair, len(self.pairs))
-        # first the rate, then each pair; all in units of their deviations
-        self.known = np.zeros((len(timed), 1 + len(self.pairs)))
-        for row, (whole, _) in enumerate(timed):
-            for column, value in self._terms(whole).items():
-                self.known[row, column] = value
-        rest = np.array([self._rest(whole) ** 2 + (TIME_SPREAD * ms) ** 2 for whole, ms in timed])
-        self.inverse: Any = np.linalg.inv(self.known @ self.known.T + np.diag(rest + 1e-18)) if timed else np.zeros((0, 0))
-        self.weights = self.inverse @ np.array([ms - self._expected(whole) for whole, ms in timed])
+        wholes, times = [whole for whole, _ in timed], np.array([ms for _, ms in timed])
+        self.known = self._terms(wholes)
+        noise = self._rests(wholes) ** 2 + (TIME_SPREAD * times) ** 2
+        self.inverse = (
+            np.linalg.inv((self.known @ self.known.T).toarray() + np.diag(noise + 1e-18)) if timed else np.zeros((0, 0))
+        )
+        self.weights = self.inverse @ (times - self._expected(wholes))
 
-    def guess(self, whole: Whole) -> tuple[float, float]:
-        """Mean and deviation, milliseconds. Raises KeyError for a leaf whose cost is not known."""
-        terms = self._terms(whole)
-        columns = [column for column in terms if column < self.known.shape[1]]
-        values = np.array([terms[column] for column in columns])
-        shared = self.known[:, columns] @ values
-        mean = self._expected(whole) + float(shared @ self.weights)
-        variance = sum(value**2 for value in terms.values()) + self._rest(whole) ** 2 - float(shared @ self.inverse @ shared)
-        costliest = max(self.alone[key][0] for key in whole.parts)
-        return max(mean, LEAST_OF_COSTLIEST * costliest), max(variance, self._rest(whole) ** 2) ** 0.5
+    def guesses(self, wholes: Sequence[Whole]) -> list[tuple[float, float]]:
+        """Means and deviations, milliseconds. Raises KeyError for a leaf whose cost is not known."""
+        terms = self._terms(wholes)
+        # a pair that no timed group has is a doubt, and no more
+        shared = (terms[:, : self.known.shape[1]] @ self.known.T).toarray()
+        means = self._expected(wholes) + shared @ self.weights
+        rests = self._rests(wholes) ** 2
+        told = np.einsum("ij,ij->i", shared @ self.inverse, shared)
+        variances = np.maximum(np.asarray(terms.multiply(terms).sum(axis=1)).ravel() - told, 0.0) + rests
+        least = [LEAST_OF_COSTLIEST * max(self.alone[key][0] for key in whole.parts) for whole in wholes]
+        return list(zip(np.maximum(means, least).tolist(), np.sqrt(variances).tolist(), strict=True))
 
-    def _sum(self, whole: Whole) -> float:
-        return sum(self.alone[key][0] * count for key, count in whole.parts.items())
+    def _sums(self, wholes: Sequence[Whole]) -> Any:
+        return np.array([sum(self.alone[key][0] * count for key, count in whole.parts.items()) for whole in wholes])
 
-    def _expected(self, whole: Whole) -> float:
-        return self._sum(whole) - SAVING * self.per_byte * whole.saved_bytes
+    def _expected(self, wholes: Sequence[Whole]) -> Any:
+        return self._sums(wholes) - SAVING * self.per_byte * np.array([whole.saved_bytes for whole in wholes])
 
-    def _rest(self, whole: Whole) -> float:
-        return REST_SPREAD * self._sum(whole)
+    def _rests(self, wholes: Sequence[Whole]) -> Any:
+        return REST_SPREAD * self._sums(wholes)
 
-    def _terms(self, whole: Whole) -> dict[int, float]:
-        """By column, the group's share in the rate and in each pair, in their deviations; pairs of no timed group come last."""
-        terms = {0: SAVING_SPREAD * self.per_byte * whole.saved_bytes}
-        unknown = len(self.pairs)
-        for pair, count in _pairs(whole):
-            place = self.pairs.get(pair)
-            if place is None:
-                place, unknown = unknown, unknown + 1
-            terms[1 + place] = count * PAIR_SPREAD * (self.alone[pair[0]][0] + self.alone[pair[1]][0])
-        return terms
-
-
-def _pairs(whole: Whole) -> Iterator[tuple[Pair, int]]:
-    """Every two of its leaves, by keys, and how often they meet."""
-    parts = sorted(whole.parts.items())
-    for key, count in parts:
-        if count > 1:
-            yield (key, key), count * (count - 1) // 2
-    for (one, count), (other, others) in combinations(parts, 2):
-        yield (one, other), count * others
+    def _terms(self, wholes: Sequence[Whole]) -> Any:
+        """A row for each: its share in the rate, then in each pair, in their deviations. Pairs that are new get columns."""
+        rows, columns, values = [], [], []
+        for row, whole in enumerate(wholes):
+            rows.append(row)
+            columns.append(0)
+            values.append(SAVING_SPREAD * self.per_byte * whole.saved_bytes)
+            for pair, count in whole.pairs:
+                rows.append(row)
+                columns.append(1 + self.pairs.setdefault(pair, len(self.pairs)))
+                values.append(count * PAIR_SPREAD * (self.alone[pair[0]][0] + self.alone[pair[1]][0]))
+        return csr_matrix((values, (rows, columns)), shape=(len(wholes), 1 + len(self.pairs)))
