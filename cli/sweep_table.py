@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.cli.output import SHORT_KEY, by_size, speedup
-from tuner.search.progress import Progress
+from tuner.search.progress import SCREENING, Progress
 from tuner.search.sweep import Outcome, Sweep
 
 REFRESH_S = 0.25
@@ -100,7 +100,7 @@ def _table(sweep: Sweep) -> Group:
     table = Table(*HEADER, box=box.SIMPLE_HEAD)
     for outcome in sweep.outcomes:
         p = outcome.progress
-        left = max(0.0, p.seconds - p.elapsed_s) if p.phase == "screening" else 0.0
+        left = max(0.0, p.seconds - p.elapsed_s) if p.phase in SCREENING else 0.0
         table.add_row(
             Text(p.spec, overflow="ellipsis"),
             p.phase,
@@ -112,7 +112,7 @@ def _table(sweep: Sweep) -> Group:
             f"{p.duplicates}",
             _counts(p.refused),
             _counts(p.failed),
-            f"{left:.0f} s" if p.phase == "screening" else "",
+            f"{left:.0f} s" if p.phase in SCREENING else "",
         )
     return Group(table)
 
@@ -124,7 +124,7 @@ def _name(outcome: Outcome) -> str:
 
 
 def _per_minute(p: Progress) -> float:
-    return 60 * (p.measured + p.failed.total()) / p.elapsed_s if p.elapsed_s else 0.0
+    return 60 * (p.measured + p.profiled + p.failed.total()) / p.elapsed_s if p.elapsed_s else 0.0
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -135,6 +135,7 @@ def _state(p: Progress) -> str:
     if p.default_ms is None:
         return "started"
     parts = [f"default {p.default_ms:.3f} ms", f"best {p.best:.2f}x", f"{p.measured} measured", f"{p.duplicates} duplicate"]
+    parts += [f"{p.profiled} profiled"] if p.profiled else []
     parts += [text for text in (_counts(p.refused), _counts(p.failed)) if text]
     return ", ".join(parts)
 

@@ -48,10 +48,7 @@ def candidates(
     for op in sorted(occurrences):
         yield Candidate(f"native {op}", Plan(native=(op,)))
     yield from knob_candidates(knobs)
-    few = {op: count for op, count in sorted(occurrences.items()) if count in OCCURRENCES}
-    single = (f"{op}#{i}" for i in range(OCCURRENCES[-1]) for op, count in few.items() if i < count)
-    for name in itertools.islice(single, MAX_SINGLE):
-        yield Candidate(f"native {name}", Plan(native=(name,)))
+    yield from single_natives(occurrences)
     if grouped:
         for groups in single_splits(default_groups):
             if any(len(group) > 1 for group in groups):
@@ -67,6 +64,14 @@ def knob_candidates(knobs: Mapping[str, Parameter]) -> Iterator[Candidate]:
         for name, knob in knobs.items():
             if rank < len(knob.trials):
                 yield Candidate(name, Plan(config=((name, knob.trials[rank]),)))
+
+
+def single_natives(occurrences: Mapping[str, int]) -> Iterator[Candidate]:
+    """Single occurrences of op kinds, of those that occur neither once nor very often; MAX_SINGLE at most."""
+    few = {op: count for op, count in sorted(occurrences.items()) if count in OCCURRENCES}
+    single = (f"{op}#{i}" for i in range(OCCURRENCES[-1]) for op, count in few.items() if i < count)
+    for name in itertools.islice(single, MAX_SINGLE):
+        yield Candidate(f"native {name}", Plan(native=(name,)))
 
 
 def without_knobs(found: Iterable[Candidate], names: Iterable[str]) -> list[Candidate]:

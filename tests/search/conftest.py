@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from scripted import EFFORT, GELU, ONE_CANDIDATE, POLICY, Script, bench, progress, resolved
+from scripted import EFFORT, GELU, LISTED, ONE_CANDIDATE, POLICY, Script, bench, progress, resolved
 
 from tuner.cache.sqlite import SqliteStore
 from tuner.measurement import Policy
@@ -37,11 +37,12 @@ def run(monkeypatch: pytest.MonkeyPatch, store: SqliteStore) -> Callable[..., tu
         rules: Rules | None = None,
         pool: Any = None,
         on: Bench | None = None,
+        into: SqliteStore | None = None,
     ) -> tuple[Screening, Progress]:
         script.play(monkeypatch)
         seen = progress()
         with on or bench() as measuring:
-            found = screen(measuring, pool, asked or resolved((GELU,)), store, effort, seen, rules or Rules())
+            found = screen(measuring, pool, asked or resolved((GELU,)), into or store, effort, seen, rules or LISTED)
         return found, seen
 
     return screened

@@ -18,7 +18,8 @@ from tuner.search.effort import Effort
 from tuner.search.progress import Progress
 from tuner.search.rules import SEED, Rules
 from tuner.search.workloads import Resolved
-from tuner.search_spaces.space import Candidate
+from tuner.search_spaces.inductor_knobs import knobs_for
+from tuner.search_spaces.space import Candidate, candidates
 from tuner.workload.graph import Graph, Node
 
 POLICY = Policy.for_cpu(1)
@@ -28,6 +29,9 @@ EFFORT = Effort("quick", trials=100, seconds=100.0, race_samples=20, final_sampl
 GELU, SILU = "aten.gelu.default", "aten.silu.default"
 A = Plan(native=(GELU,))
 ONE_CANDIDATE = Rules(jobs=1, space=lambda groups, native: [Candidate("the only one", A)])
+# Not a search: what is tried is known beforehand.
+LISTED = Rules(space=lambda groups, native: candidates(groups, native, KNOBS))
+KNOBS = knobs_for("cpu", calls=())
 CONDITIONS = {"conditions": {"clock_mhz": 3000}}
 Told = dict[str, Any]
 
@@ -95,8 +99,11 @@ class Script:
         monkeypatch.setattr("tuner.search.whole.Worker", self._start)
         return self
 
+    def worker(self, number: int, environment: Told) -> ScriptedWorker:
+        return ScriptedWorker(self, number, environment)
+
     def _start(self, threads: int, device: str = "cpu", module: str = "", environment: Told | None = None) -> ScriptedWorker:
-        self.workers.append(ScriptedWorker(self, len(self.workers), environment or {}))
+        self.workers.append(self.worker(len(self.workers), environment or {}))
         return self.workers[-1]
 
     def asked(self, do: str) -> list[Told]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scripted import EFFORT, GELU, LEAVES, ONE_GROUP, POLICY, SILU, Script, Told, bench, resolved, taking, telling
+from scripted import EFFORT, GELU, KNOBS, LEAVES, LISTED, ONE_GROUP, POLICY, SILU, Script, Told, bench, resolved, taking, telling
 from stored import query, winner
 
 from tuner.cache.sqlite import SqliteStore
@@ -17,11 +17,9 @@ from tuner.search.bench import Bench
 from tuner.search.rules import Rules
 from tuner.search.screened import Screening
 from tuner.search_spaces.fusion import no_fusion, single_splits
-from tuner.search_spaces.inductor_knobs import knobs_for
 from tuner.search_spaces.space import Candidate, candidates
 
 # What the graphs here, of no operations, may be compiled with.
-KNOBS = knobs_for("cpu", calls=())
 NATIVE = Plan(native=(GELU,))
 SPLIT = Plan(groups=next(iter(single_splits(ONE_GROUP))))
 
@@ -87,12 +85,12 @@ def test_code_equal_to_the_defaults_is_a_duplicate(run, store: SqliteStore) -> N
 
 def test_with_own_copies_no_code_is_equal_to_another(run, store: SqliteStore) -> None:
     script = Script()
-    _, seen = run(script, rules=Rules(own_copies=True), on=Bench(POLICY, 0, own_copies=True))
+    _, seen = run(script, rules=replace(LISTED, own_copies=True), on=Bench(POLICY, 0, own_copies=True))
     assert seen.duplicates == 0
     assert [request["own_copy"] for request in script.asked("try")] == [plan.key for plan in script.tried]
     assert all(request["seen_codes"] == [] for request in script.asked("try"))
     without = Script()
-    run(without, resolved((GELU,), name="a"), on=bench(), rules=Rules(retry=True))
+    run(without, resolved((GELU,), name="a"), on=bench(), rules=replace(LISTED, retry=True))
     assert all(request["own_copy"] == "" for request in without.asked("try"))
 
 
@@ -174,7 +172,7 @@ def test_what_is_in_quarantine_is_skipped_and_counted_unless_it_is_asked_for(run
     assert NATIVE not in plans(found)
     assert (seen.refused, seen.failed) == ({"quarantined": 1}, {})
     retried = Script(taking({NATIVE: 0.5}))
-    found, seen = run(retried, rules=Rules(retry=True))
+    found, seen = run(retried, rules=replace(LISTED, retry=True))
     assert retried.tried == [NATIVE], "all else is known"
     assert NATIVE in plans(found)
     assert store.quarantined(query()) == {}
@@ -188,7 +186,7 @@ def test_what_failed_here_is_counted_once_and_tried_again_on_request(run, store:
     assert plain.tried == []
     assert (seen.failed.total(), seen.refused) == (1, {})
     retried = Script()
-    _, seen = run(retried, rules=Rules(retry=True))
+    _, seen = run(retried, rules=replace(LISTED, retry=True))
     assert retried.tried == [NATIVE]
     assert (seen.failed, seen.refused) == ({}, {})
 
@@ -200,7 +198,7 @@ def test_what_failed_without_harm_is_tried_again_on_the_same_request(run, store:
     plain, retried = Script(), Script()
     _, seen = run(plain)
     assert (plain.tried, seen.failed) == ([], {status: 1})
-    found, seen = run(retried, rules=Rules(retry=True))
+    found, seen = run(retried, rules=replace(LISTED, retry=True))
     assert (retried.tried, seen.failed) == ([NATIVE], {})
     assert NATIVE in plans(found)
 
@@ -229,7 +227,7 @@ def test_what_was_right_when_screened_and_crashed_in_a_final_does_not_come_back(
     assert NATIVE not in plans(found)
     assert seen.refused == {"quarantined": 1}
     retried = Script(taking({NATIVE: 0.5}))
-    found, _ = run(retried, rules=Rules(retry=True))
+    found, _ = run(retried, rules=replace(LISTED, retry=True))
     assert retried.tried == [NATIVE]
     assert NATIVE in plans(found)
 

@@ -31,11 +31,13 @@ class Result:
 class Proposer(Protocol):
     """Proposes candidates of one kind, the best known by then first.
 
-    phase: what a sweep shows. share: of the budget that is used up when it has to end, by trials or by seconds.
+    phase: what a sweep shows. share: of the budget that is used up when it has to end, by trials or by seconds. ahead: whether it
+    proposes so many at a time that a compile pool is of use.
     """
 
     phase: str
     share: float
+    ahead: bool
 
     def next(self, count: int) -> list[Candidate]:
         """At most `count` candidates; none where there is nothing left, or nothing until `told` has been called for all."""
@@ -50,7 +52,7 @@ class FixedList:
     """Candidates in a given order; after one that the compiler groups otherwise, what it made instead."""
 
     def __init__(self, found: Iterable[Candidate], phase: str = "screening", share: float = 1.0):
-        self.phase, self.share = phase, share
+        self.phase, self.share, self.ahead = phase, share, True
         self._queue = deque(found)
 
     def __bool__(self) -> bool:

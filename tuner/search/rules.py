@@ -10,7 +10,7 @@ from tuner.plan import Groups, Plan
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.inductor_knobs import changes_numerics, knobs_for
 from tuner.search_spaces.parameters import Parameter
-from tuner.search_spaces.space import Candidate, candidates
+from tuner.search_spaces.space import Candidate
 
 # Of the inputs; each process of a sweep has its own, from here on.
 SEED = 20260
@@ -26,8 +26,8 @@ class Rules:
 
     retry: try also what is in quarantine. dispatch: choose a plan for each size of a dim. jobs: processes that compile ahead, if
     more than one; None: one for each core. own_copies: see Bench. numerics: let knobs change how values are computed.
-    keeps_numerics: take a winner with such knobs for settled, since somebody allowed it. space: the candidates of a graph, given
-    the default's groups and its ops that may stay native, each as often as it occurs; None: all.
+    keeps_numerics: take a winner with such knobs for settled, since somebody allowed it. space: the candidates of a graph instead
+    of a search, given the default's groups and its ops that may stay native, each as often as it occurs.
     """
 
     retry: bool = False
@@ -56,8 +56,3 @@ class Rules:
         query = resolved.query
         threads = int(query.ambient.get("threads", 1))
         return knobs_for(str(query.target["backend"]), threads, resolved.graph.calls, self.numerics)
-
-    def candidates(self, resolved: Resolved, groups: Groups, native_ops: Iterable[str]) -> list[Candidate]:
-        """The space of a graph, given the default's groups and its ops that may stay native."""
-        found = candidates(groups, native_ops, self.knobs(resolved)) if self.space is None else self.space(groups, native_ops)
-        return list(found)

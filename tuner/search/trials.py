@@ -9,7 +9,7 @@ from typing import Any
 
 from tuner.cache.contract import Store
 from tuner.errors import DeviceBusy, WorkerError
-from tuner.measure.statistics import median_ratio, relative_error
+from tuner.measure.statistics import median_of, median_ratio, relative_error
 from tuner.measurement import Measurement, Status
 from tuner.plan import Groups, Plan, canonical_groups
 from tuner.search.bench import DEFAULT, Bench, Timed
@@ -48,6 +48,7 @@ class Trials:
         self.passed: list[Finalist] = []
         self.default_samples: list[float] = []
         self.judged = len(self.known)
+        self._opened_ms = 0.0
         # By code: the ratio and noise of what was timed, the default's; else none.
         self._codes: dict[str, tuple[float, float] | None] = {}
         for measurement in self.known.values():
@@ -55,8 +56,14 @@ class Trials:
 
     def open(self, default: dict[str, Any]) -> None:
         """Told what the measuring process says of the default."""
+        self._opened_ms = default["default_ms"]
         self._codes[default["code_key"] or ""] = (1.0, 0.0)
         self.seen_groups.add((DEFAULT, canonical_groups(default["realised"] or [])))
+
+    @property
+    def default_ms(self) -> float:
+        """Median time of the default in all trials so far; before any, as the measuring process found it."""
+        return median_of(self.default_samples, self.bench.policy.size_count) if self.default_samples else self._opened_ms
 
     def admitted(self, proposer: Proposer, count: int) -> list[Candidate]:
         """The next candidates, at most `count`, that are neither known nor in quarantine nor proposed before."""
@@ -162,6 +169,10 @@ class Trials:
         self.store.add_measurement(measurement)
         self._count(candidate, measurement)
         return self._result(measurement)
+
+    def noise(self, finalist: Finalist) -> float:
+        """Standard error of a finalist's ratio as screened, relative."""
+        return self._result(finalist.screened).noise
 
     def _result(self, measurement: Measurement) -> Result:
         if measurement.status != "ok":
