@@ -161,6 +161,7 @@ def result_lines(outcome: Outcome) -> list[str]:
             else f"    the whole callable: {whole.default_ms:.3f} ms, with its plans {whole.planned_ms:.3f} ms, "
             f"{speedup(whole.speedup, whole.speedup_low, whole.speedup_high)}: {whole.verdict}"
         )
+    lines += [f"    {note}" for note in p.notes]
     if p.over_memory is not None and p.over_memory[0] > winner.speedup:
         ratio, memory, plan = p.over_memory
         lines.append(
