@@ -30,6 +30,8 @@ MAX_LEAVES = 6_000
 MAX_UNREACHABLE = 20
 # Profiles between two whole measurements of the best known, where that is predicted to win; seconds of all that are kept for it.
 PROFILES_APART, KEPT = 4, 0.15
+# Of what is left: at most for timing each leaf alone.
+SPENT_ON_LEAVES = 0.7
 # How often the group of which least is known is left out of a best that was slower than predicted.
 DETOURS = 3
 # By how much a search is shorter where the store knows what each leaf alone costs.
@@ -124,8 +126,8 @@ class GroupSearch:
         self._profile([anatomy.groups])
         self.costs.recall(key for one in space.spaces for key in one.groups.values())
         if self._profiling and self.trials.budget.left(self.share):
-            # As many regions as half of what is left is enough for.
-            regions, seconds = len(space.spaces), self.trials.budget.left_s / 2
+            # As many regions as most of what is left is enough for.
+            regions, seconds = len(space.spaces), self.trials.budget.left_s * SPENT_ON_LEAVES
             singles, fresh = space.alone(int(seconds / self.costs.kernel_s))
             if len(space.spaces) < regions:
                 self.trials.progress.notes.append(f"{len(space.spaces)} of {regions} regions fit into the seconds")

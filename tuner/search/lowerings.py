@@ -76,12 +76,21 @@ def gains(trials: Trials) -> list[tuple[Plan, float]]:
 
 
 def best_lowerings(trials: Trials, count: int) -> list[tuple[Plan, float]]:
-    """Lowering choices under which groups are worth a search, best first; the default is one of them unless it is far behind.
+    """Lowering choices under which groups are worth a search, best first, each with its own speed-up; the default's is 1.
 
-    Each with its speed-up as screened, the default's is 1.
+    A choice is as good as the best that was measured with it, without fusion say. The default is one of them unless it is far
+    behind; of those that have the same native ops and cuts only the best is.
     """
-    found = gains(trials)
-    near = [(plan, ratio) for plan, ratio in found[1:] if ratio > NEAR_BEST * found[0][1]]
-    default = [(DEFAULT, 1.0)] if not found or found[0][1] * DEFAULT_NEAR < 1.0 else []
-    different = [one for one in near if (one[0].native, one[0].cuts) != (found[0][0].native, found[0][0].cuts)]
-    return [*found[:1], *default, *different][:count]
+    own = {DEFAULT: 1.0, **dict(gains(trials))}
+    best = dict(own)
+    for finalist in trials.passed:
+        plan = replace(finalist.candidate.plan, groups=None)
+        if plan in best and finalist.ratio > 1 + ERRORS * trials.noise(finalist):
+            best[plan] = max(best[plan], finalist.ratio)
+    order = sorted(own, key=lambda plan: (-best[plan], plan.complexity, plan.key))
+    leading = best[order[0]]
+    near = [plan for plan in order if best[plan] > leading * (DEFAULT_NEAR if plan == DEFAULT else NEAR_BEST)]
+    chosen: dict[object, Plan] = {}
+    for plan in [order[0], *(plan for plan in near if plan == DEFAULT), *near]:
+        chosen.setdefault((plan.native, plan.cuts) if plan != DEFAULT else DEFAULT, plan)
+    return [(plan, own[plan]) for plan in list(chosen.values())[:count]]
