@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from tuner.anatomy import Anatomy, Leaf
-from tuner.compilers.inductor.anatomy import read_anatomy
 from tuner.compilers.inductor.capture import capture
 from tuner.compilers.inductor.hooks import compile_fx
+from tuner.compilers.inductor.lowered import lower
 from tuner.compilers.inductor.program import copied
 from tuner.plan import Plan
+from tuner.search_spaces.fusion import no_fusion, single_splits
 from tuner.workers.builder import Builder, fake_inputs
 from tuner.workload.graph import Graph
 
@@ -134,6 +135,22 @@ def test_groups_are_those_that_come_of_the_plan() -> None:
     assert kinds(native) == ["FallbackKernel", "MultiOutput", "Pointwise"]
 
 
+def test_other_groups_are_read_without_lowering_the_graph_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    (graph,) = graphs_of(masked_softmax, *score_bias_mask())
+    builder = Builder(graph, fake_inputs(graph))
+    default = builder.anatomy(Plan())
+    assert isinstance(default, Anatomy)
+    wanted = [Plan(groups=groups) for groups in (no_fusion(default.groups), *single_splits(default.groups), default.groups)]
+    anew = [read(graph, plan) for plan in (*wanted, Plan())]
+    assert len({anatomy.groups for anatomy in anew}) >= 3
+    with monkeypatch.context() as patch:
+        patch.setattr(Builder, "module", None)
+        assert [builder.anatomy(plan) for plan in (*wanted, Plan())] == anew
+    cut = next(op.cut for op in default.ops if op.cut)
+    assert builder.anatomy(Plan(cuts=(cut,))) == read(graph, Plan(cuts=(cut,)))
+    assert builder.anatomy(Plan()) == default
+
+
 def test_what_a_plan_may_not_keep_native_is_a_verdict() -> None:
     (graph,) = graphs_of(masked_softmax, *score_bias_mask())
     told = Builder(graph, fake_inputs(graph)).anatomy(Plan(native=("aten._softmax.default#7",)))
@@ -151,7 +168,7 @@ def test_a_graph_without_operations_has_no_leaves() -> None:
     x = torch.randn(4)
     (passed,) = gm.graph.find_nodes(op="placeholder")
     passed.meta["val"] = x
-    assert read_anatomy(gm, [x], Plan(), is_inference=True, graph_id=0) == Anatomy((), (), (), ())
+    assert lower(gm, [x], Plan(), is_inference=True, graph_id=0).anatomy == Anatomy((), (), (), ())
 
 
 def test_an_input_that_is_updated_is_one_buffer_that_is_rewritten_after_it_was_read() -> None:
@@ -255,7 +272,7 @@ def as_compiled(function: Function, *inputs: torch.Tensor, dynamic: bool = False
     found: list[Anatomy] = []
 
     def inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
-        found.append(read_anatomy(copied(gm), inputs, Plan(), **kwargs))
+        found.append(lower(copied(gm), inputs, Plan(), **kwargs).anatomy)
 
         def run(values: list[Any]) -> Any:
             return gm.forward(*values)

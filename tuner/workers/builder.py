@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, fx
 
 from tuner.anatomy import Anatomy
-from tuner.compilers.inductor.anatomy import read_anatomy
 from tuner.compilers.inductor.apply import Realised, compile_candidate
 from tuner.compilers.inductor.decompose import TableWithout, late_decompose
 from tuner.compilers.inductor.hooks import inductor_config
+from tuner.compilers.inductor.lowered import Lowered, lower
 from tuner.errors import DuplicateCode, PlanNotRealised, PlanRefused, UnsupportedGraph
 from tuner.plan import Groups, Plan, canonical_groups
 from tuner.workers.verdicts import failure, starved
@@ -58,6 +58,7 @@ class Builder:
 
     def __init__(self, graph: Graph, inputs: Sequence[Tensor]):
         self.graph, self.inputs = graph, inputs
+        self._lowered: Lowered | None = None
 
     def module(self, plan: Plan) -> tuple[fx.GraphModule, Sequence[Any]]:
         """The graph with the ops undecomposed that the plan keeps native, and what to compile it for. Raises UnsupportedGraph."""
@@ -96,8 +97,19 @@ class Builder:
         }
 
     def anatomy(self, plan: Plan) -> Anatomy | dict[str, Any]:
-        """What comes of a lowering of the graph under `plan`, or the verdict that it ends with: see `attempt`."""
-        return _verdict_or(lambda: read_anatomy(*self.module(plan), plan, **self._settings(plan)))
+        """What comes of a lowering of the graph under `plan`, or the verdict that it ends with: see `attempt`.
+
+        The latest lowering is kept: another plan that differs from its by groups needs none.
+        """
+        return _verdict_or(lambda: self._anatomy(plan))
+
+    def _anatomy(self, plan: Plan) -> Anatomy:
+        if self._lowered is not None and (anatomy := self._lowered.under(plan)) is not None:
+            return anatomy
+        # Two at a time would be twice the memory.
+        self._lowered = None
+        self._lowered = lower(*self.module(plan), plan, **self._settings(plan))
+        return self._lowered.anatomy
 
     def attempt(self, plan: Plan, expected: Any, seen_codes: Sequence[str], own_copy: str = "") -> Built | dict[str, Any]:
         """`build`, or the verdict that it ends with.

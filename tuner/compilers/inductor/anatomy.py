@@ -13,13 +13,11 @@ from typing import Any
 from torch import fx
 
 from tuner.anatomy import Anatomy, Buffer, Leaf, Op
-from tuner.compilers.inductor.apply import compile_candidate
 from tuner.compilers.inductor.cuts import cut_id
 from tuner.compilers.inductor.hooks import V
 from tuner.compilers.inductor.leaves import SizeTexts, ir_class, sizes_of
 from tuner.compilers.inductor.loop_text import LoopTexts, accesses
-from tuner.errors import PlanNotRealised
-from tuner.plan import Groups, Plan, leaf_order
+from tuner.plan import Groups, leaf_order
 from tuner.workload.opaque import hashed, name_of
 from tuner.workload.order import is_input
 
@@ -27,30 +25,23 @@ from tuner.workload.order import is_input
 NEVER: Groups = ()
 
 
-def read_anatomy(gm: fx.GraphModule, inputs: Sequence[Any], plan: Plan, **kwargs: Any) -> Anatomy:
-    """The anatomy of a post-AOTAutograd graph under `plan`; groups are those that came of it, whatever the plan asks for.
+class Reader:
+    """Keeps what it is shown before fusion, which changes the scheduler's nodes; see `compile_candidate`'s `inspect`.
 
-    The graph must already hold the native ops that the plan keeps. kwargs: as compile_candidate's. Of graphs within the graph
-    nothing is told. Raises PlanRefused, and whatever the compiler raises while it lowers.
+    Of graphs within the graph it is told nothing.
     """
-    reader = _Reader()
-    try:
-        compile_candidate(gm, inputs, plan, expected=NEVER, inspect=reader, **kwargs)
-    except PlanNotRealised as error:
-        return reader.anatomy(error.groups)
-    # A graph without operations is not lowered.
-    return reader.anatomy(())
 
-
-class _Reader:
-    """Keeps what it is shown before fusion, which changes the scheduler's nodes."""
+    graph: Any = None
+    fake_mode: Any = None
 
     def __init__(self) -> None:
+        self.ids: dict[str, str] = {}
         self.leaves: tuple[Leaf, ...] = ()
         self.buffers: tuple[Buffer, ...] = ()
         self.ops: tuple[Op, ...] = ()
 
     def __call__(self, nodes: Sequence[Any], ids: dict[str, str], order: Sequence[fx.Node], text: SizeTexts) -> None:
+        self.graph, self.fake_mode, self.ids = V.graph, V.fake_mode, dict(ids)
         found = {leaf.get_name(): (leaf, node) for node in nodes for leaf in node.get_nodes()}
         names = sorted(found, key=lambda name: leaf_order(ids[name]))
         memory, operations = _Memory(text), _Operations(order)
@@ -119,7 +110,6 @@ class _Memory:
     def __init__(self, text: SizeTexts):
         self.text, self.graph, self.scheduler = text, V.graph, V.graph.scheduler
         self._numbers: dict[str, int] = {}
-        self._written: set[str] = set()
 
     def numbers(self, names: Sequence[str]) -> tuple[int, ...]:
         held = dict.fromkeys(self._holder(name) for name in names)
