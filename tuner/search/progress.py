@@ -7,8 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# What screening is made of: a list of candidates from outside; or what changes lowering, the best of that together, groups.
-SCREENING = ("screening", "lowering", "combining", "groups")
+# What screening is made of: a list of candidates from outside; or what changes lowering, the best of that together, knobs on top
+# of it, groups.
+SCREENING = ("screening", "lowering", "combining", "knobs", "groups")
 
 
 @dataclass

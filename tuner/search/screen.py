@@ -12,7 +12,8 @@ from tuner.search.budget import Budget
 from tuner.search.effort import Effort
 from tuner.search.groupings import GroupSearch
 from tuner.search.kernel_costs import KernelCosts
-from tuner.search.lowerings import Combining, best_lowerings
+from tuner.search.knob_search import KnobSearch
+from tuner.search.lowerings import Combining, best_lowerings, gains
 from tuner.search.progress import Progress
 from tuner.search.proposals import FixedList, Proposer
 from tuner.search.rules import Rules
@@ -30,7 +31,7 @@ from tuner.workers.pool import CompilePool
 # Candidates handed to each process of the compile pool at a time: enough to even out, few enough to look at the clock in between.
 BATCH = 2
 # Of the budget: when the list of lowering choices has to end, and what comes after it before groups.
-ALONE_SHARE, COMBINED_SHARE = 0.5, 0.6
+ALONE_SHARE, COMBINED_SHARE, KNOBS_SHARE = 0.5, 0.6, 0.7
 
 
 def screen(
@@ -102,9 +103,11 @@ def _proposers(trials: Trials, screening: Screening, checkable: bool) -> Iterato
         yield found
     if checkable:
         yield Combining(trials, costs, COMBINED_SHARE)
+        if gaining := gains(trials):
+            yield KnobSearch(trials, *gaining[0], share=KNOBS_SHARE, dry=trials.effort.dry)
     bases = best_lowerings(trials, trials.effort.bases)
     for number, (plan, ratio) in enumerate(bases, 1):
-        share = COMBINED_SHARE + (1 - COMBINED_SHARE) * (1 - 0.5**number) if number < len(bases) else 1.0
+        share = KNOBS_SHARE + (1 - KNOBS_SHARE) * (1 - 0.5**number) if number < len(bases) else 1.0
         yield GroupSearch(trials, costs, plan, ratio, trials.default_ms, share)
 
 
