@@ -96,7 +96,10 @@ def test_what_another_process_timed_counts_as_a_part_and_beside_one():
     costs = GroupCosts()
     costs.add_known({"a": (1e6, 1e6), "b": (1e6, 1e6), "ab": (1e6, 2e6)}, {"ab": {"a": 1, "b": 1}})
     costs.expect("a", 5.0, 0.5)
+    costs.expect("b", 1.0, 0.3)
+    vague = costs.estimate("ab")
     costs.expect("b", 1.0, 0.1)
+    assert costs.estimate("ab").mean > vague.mean + 1.0, "vague parts are none"
     by_parts = costs.estimate("ab")
     costs.expect("ab", 2 * by_parts.mean, by_parts.sd)
     both = costs.estimate("ab")

@@ -164,10 +164,11 @@ class GroupCosts:
         return dict(zip(asked, costs.guesses(list(asked.values())), strict=True)) if asked else {}
 
     def _told(self, key: str) -> float | None:
-        """Milliseconds of a group that was timed, here or elsewhere."""
+        """Milliseconds of a group that was timed here, or elsewhere if it is known how times there compare."""
         if key in self._timed:
             return _combined(self._timed[key])[0]
-        return self._expected[key][0] if key in self._expected else None
+        ms, sd = self._expected.get(key, (0.0, 0.0))
+        return ms if sd <= KNOWN_SHARE * ms else None
 
     def _alone(self, key: str) -> tuple[float, float]:
         """Mean and deviation by the guess and the group's own times, without whole graphs."""
