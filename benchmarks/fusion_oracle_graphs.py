@@ -18,25 +18,14 @@ def norm_gelu_sums() -> Workload:
 
     def function(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         made = functional.gelu(functional.layer_norm(x + residual, (512,), weight, bias)) + residual
-        return made, made.sum(-1), made.abs().amax(-1), made.square().mean(-1), (x * residual).sum(-1)
+        return made, made.sum(-1), made.abs().amax(-1), made.square().mean(-1)
 
     return function, (numbers(256, 512, seed=1), numbers(256, 512, seed=2), numbers(512, seed=3), numbers(512, seed=4))
 
 
-def softmax_entropy() -> Workload:
-    """Softmax of masked scores, its entropy, and the largest weight of each row."""
-
-    def function(scores: Tensor, bias: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        weights = torch.softmax(torch.where(mask, scores * 0.125 + bias, -1e9), -1)
-        return weights, -(weights * (weights + 1e-9).log()).sum(-1), weights.amax(-1), weights.square().sum(-1)
-
-    mask = torch.ones(128, 128, dtype=torch.bool).tril()
-    return function, (numbers(8, 128, 128, seed=1, scale=8.0), numbers(8, 128, 128, seed=2), mask)
-
-
 def statistics() -> Workload:
     def function(x: Tensor) -> tuple[Tensor, ...]:
-        return x.mean(-1), x.abs().amax(-1), (x > 0).to(torch.float32).mean(-1), x.mean(0), x.abs().amax(0), x.relu().sum(0)
+        return x.mean(-1), x.abs().amax(-1), (x > 0).to(torch.float32).mean(-1), x.mean(0), x.abs().amax(0)
 
     return function, (numbers(512, 512, seed=1),)
 
@@ -50,20 +39,19 @@ def two_norms() -> Workload:
     def function(x: Tensor, gate: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
         x = x + functional.silu(gate) * norm(x, first)
         y = x + functional.silu(norm(x, second)) * gate
-        return x, y, y.sum(-1), y.abs().amax(-1), x.sum(-1), x.square().mean(-1)
+        return x, y, y.sum(-1), y.abs().amax(-1), x.sum(-1), gate.abs().amax(-1)
 
     return function, (numbers(256, 512, seed=1), numbers(256, 512, seed=2), numbers(512, seed=3), numbers(512, seed=4))
 
 
-def group_norm_gate() -> Workload:
-    """Group norm, SiLU, a gate by the channel's mean, and the residual."""
+def distances() -> Workload:
+    """Six measures of how far the rows of two matrices are apart."""
 
-    def function(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        made = functional.silu(functional.group_norm(x, 8, weight, bias))
-        gated = made * torch.sigmoid(made.mean((2, 3), keepdim=True)) + x
-        return gated, gated.amax((2, 3)), gated.square().mean((2, 3))
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        apart = (x - y).square().sum(-1), (x - y).abs().amax(-1), (x - y).abs().sum(-1)
+        return *apart, (x * y).sum(-1), (x.abs() + y.abs()).sum(-1), (x * y > 0).to(torch.float32).sum(-1)
 
-    return function, (numbers(4, 64, 32, 32, seed=1), numbers(64, seed=2), numbers(64, seed=3))
+    return function, (numbers(512, 512, seed=1), numbers(512, 512, seed=2))
 
 
 def smoothed_loss() -> Workload:
@@ -72,11 +60,8 @@ def smoothed_loss() -> Workload:
     def function(logits: Tensor, picked: Tensor) -> tuple[Tensor, ...]:
         normaliser = logits.logsumexp(-1)
         right = (logits * picked).sum(-1)
-        return (
-            normaliser - 0.9 * right - 0.1 * logits.mean(-1) + 1e-4 * normaliser.square(),
-            (logits - normaliser[:, None]).exp(),
-            logits.amax(-1),
-        )
+        smoothed = normaliser - 0.9 * right - 0.1 * logits.mean(-1) + 1e-4 * normaliser.square()
+        return smoothed, (logits - normaliser[:, None]).exp(), picked.sum(-1)
 
     picked = functional.one_hot(torch.arange(256) % 1024, 1024).to(torch.float32)
     return function, (numbers(256, 1024, seed=1, scale=3.0), picked)
@@ -88,17 +73,11 @@ def int8_scales() -> Workload:
     def function(quantised: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         made = functional.gelu(quantised.to(torch.float32) * scale + bias)
         largest = made.abs().amax(-1, keepdim=True) / 127 + 1e-6
-        return (
-            (made / largest).round().clamp(-127, 127).to(torch.int8),
-            largest,
-            made.mean(0),
-            made.sum(-1),
-            made.square().mean(-1),
-            made.amax(-1),
-        )
+        rounded = (made / largest).round().clamp(-127, 127).to(torch.int8)
+        return rounded, largest, made.mean(0), made.sum(-1), made.square().mean(-1), made.amax(-1)
 
     quantised = torch.randint(-127, 128, (256, 512), generator=torch.Generator().manual_seed(1), dtype=torch.int8)
     return function, (quantised, numbers(512, seed=2, scale=0.02), numbers(512, seed=3))
 
 
-GRAPHS = (norm_gelu_sums, softmax_entropy, statistics, two_norms, group_norm_gate, smoothed_loss, int8_scales)
+GRAPHS = (norm_gelu_sums, statistics, two_norms, distances, smoothed_loss, int8_scales)

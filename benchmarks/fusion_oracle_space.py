@@ -43,7 +43,7 @@ def has_circle(groups: Sequence[Group], after: Sequence[tuple[int, int]]) -> boo
 
 
 def requests(anatomy: Anatomy, most: int, seed: int = 0) -> tuple[list[Groups], bool]:
-    """Groupings to ask the compiler for, in all regions alike; all there are, or `most` of them drawn at random. Which of the two."""
+    """Groupings to ask the compiler for: all there are, or `most` of them drawn at random; and whether it is all."""
     found = [anatomy.groups]
     chosen: list[list[Group]] = [[]]
     for region in regions(anatomy):
