@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from tuner.anatomy import Anatomy
 from tuner.plan import OCCURRENCE, ConfigValue, Groups, Plan
@@ -91,11 +90,6 @@ def moved_cuts(cuts: Iterable[str], sites: Iterable[tuple[str, ...]]) -> tuple[s
         if len(alike) == 1:
             found |= set(alike[0])
     return tuple(sorted(found))
-
-
-def with_config(base: Plan, config: Iterable[tuple[str, ConfigValue]]) -> Plan:
-    """The plan with these knobs instead of its own."""
-    return replace(base, config=tuple(sorted(config)))
 
 
 def _without_doubles(native: set[str]) -> tuple[str, ...]:

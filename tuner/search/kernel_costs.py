@@ -58,7 +58,11 @@ class KernelCosts:
         """The keys of groups, of which the model is told what it needs for a guess."""
         keys = {group: anatomy.group_key(group) for group in groups}
         fresh = {key: group for group, key in keys.items() if key not in self._described}
-        parts = {key: Counter(anatomy.group_key([leaf]) for leaf in group) for key, group in fresh.items()}
+        if not fresh:
+            return keys
+        leaves = {leaf: anatomy.group_key({leaf}) for group in fresh.values() for leaf in group}
+        parts = {key: Counter(leaves[leaf] for leaf in group) for key, group in fresh.items()}
+        fresh |= {key: frozenset({leaf}) for leaf, key in leaves.items() if key not in self._described}
         self.model.add_known({key: (anatomy.bytes_of(group), anatomy.work_of(group)) for key, group in fresh.items()}, parts)
         self._described |= set(fresh)
         return keys
