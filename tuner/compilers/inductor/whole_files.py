@@ -46,7 +46,7 @@ def _whole(build: Callable[[Any], None]) -> Callable[[Any], None]:
         part = f"{target}.{os.getpid()}.{threading.get_ident()}{PART}"
         twin = copy.copy(self)
         # As the option that names the output is the last place where its path stands, all else of the command stays.
-        before, found, after = twin._output.rpartition(target)
+        before, found, after = getattr(twin, "_output", "").rpartition(target)
         if not found:
             build(self)
             return
