@@ -59,8 +59,9 @@ def swept(spec: str, phase: str, store: Path, threads: int, effort: str, when_bu
 
 
 def evaluations(told: dict[str, Any]) -> int:
-    """Candidates that were compiled or measured: those that were refused beforehand cost nothing."""
-    return sum(one["candidates_measured"] + sum(one["candidates_failed"].values()) for one in told["results"])
+    """Candidates that were compiled and measured, or profiled, or failed: those that were refused beforehand cost nothing."""
+    counts = ("candidates_measured", "candidates_profiled")
+    return sum(sum(one.get(name, 0) for name in counts) + sum(one["candidates_failed"].values()) for one in told["results"])
 
 
 class Notes:

@@ -69,6 +69,12 @@ def test_what_is_said_of_all_is_geometric_means_by_class_and_the_worst(suite):
     assert suite.summary([failed])["worst"] is None
 
 
+def test_profiles_and_failures_are_evaluations_too(suite):
+    measured = {"candidates_measured": 5, "candidates_failed": {"wrong": 1, "timeout": 2}}
+    assert suite.evaluations({"results": [measured, {**measured, "candidates_profiled": 4}]}) == 8 + 12
+    assert suite.evaluations({"results": []}) == 0
+
+
 def test_what_sweeps_took_is_there_for_the_next_run(suite, tmp_path):
     suite.Notes(tmp_path / "store.db").keep("a", {"candidates": 3})
     suite.Notes(tmp_path / "store.db").keep("b", {"candidates": 4})
