@@ -211,10 +211,10 @@ def result_json(outcome: Outcome) -> dict[str, Any]:
         "candidates_duplicate": progress.duplicates,
         "candidates_refused": dict(progress.refused),
         "candidates_failed": dict(progress.failed),
+        "candidates_profiled": progress.profiled,
+        "notes": progress.notes,
         **{name: won.get(name) for name in WINNER_FIELDS},
         "whole": None if outcome.whole is None else {name: getattr(outcome.whole, name) for name in WHOLE_FIELDS},
-        **({"candidates_profiled": progress.profiled} if progress.profiled else {}),
-        **({"notes": progress.notes} if progress.notes else {}),
         **({"not_tuned": outcome.not_tuned} if outcome.not_tuned else {}),
         **({"error": str(outcome.error)} if outcome.error else {}),
     }

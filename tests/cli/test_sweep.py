@@ -30,6 +30,8 @@ FIELDS = {
     "candidates_duplicate",
     "candidates_refused",
     "candidates_failed",
+    "candidates_profiled",
+    "notes",
     "default_ms",
     "winner_ms",
     "speedup",
@@ -131,7 +133,8 @@ def test_there_is_one_result_per_graph_with_the_documented_fields(swept: dict[st
     for result in swept["results"]:
         assert set(result) == FIELDS
         assert result["target"].startswith("cpu/")
-        assert result["candidates_measured"] + sum(result["candidates_failed"].values()) <= 6
+        tried = result["candidates_measured"] + sum(result["candidates_failed"].values())
+        assert tried + result["candidates_profiled"] <= 6
         assert result["speedup_low"] <= result["speedup"] <= result["speedup_high"]
         if result["winner"] == "default":
             assert result["plan"] is None

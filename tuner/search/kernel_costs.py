@@ -100,7 +100,7 @@ class KernelCosts:
         self._learn(DEFAULT, told.times.get(DEFAULT.key))
         for plan in plans:
             self._learn(plan, told.times.get(plan.key))
-        trials.progress.profiled += len(told.times)
+        trials.progress.profiled += sum(plan.key in told.times for plan in plans)
         elapsed_s = time.monotonic() - started
         if any(verdict["status"] == "timeout" for verdict in told.failed.values()):
             trials.budget.hung_s += elapsed_s
