@@ -1,9 +1,16 @@
 """Inductor settings that a plan may carry: those that change what is put into memory, what shares a kernel, or how its loops are.
 
 Names, types and defaults are Inductor's own (torch/_inductor/config.py, read in torch 2.13); each is in the key of the compile
-caches. Not here: what times kernels while it compiles (`benchmark_fusion`, `benchmark_combo_kernel`, ...), for what is served
-must be what was measured; what runs before the graph's key is taken; how a GEMM template is blocked, and C++ templates, which
-are made with frozen weights alone; `cpp.force_inline_kernel`, whose C++ did not compile wherever it was tried.
+caches. Not here:
+
+* what is looked at again when generated code is loaded, as everything is that makes the C++ compiler's command line
+  (`cpp.simdlen`, `cpp.enable_unsafe_math_opt_flag`, `cpp.enable_floating_point_contract_flag`): a warm compile cache loads code
+  without the plan in force, and code for vectors of one width, compiled for another, writes beyond its buffers;
+* `cpp.dynamic_threads`, which takes the number of threads out of that key, but not out of the code;
+* what times kernels while it compiles (`benchmark_fusion`, `benchmark_combo_kernel`, ...), for what is served must be what was
+  measured; what runs before the graph's key is taken;
+* how a GEMM template is blocked, and C++ templates, which are made with frozen weights alone; `cpp.force_inline_kernel`, whose
+  C++ did not compile wherever it was tried.
 """
 
 from __future__ import annotations
@@ -38,7 +45,7 @@ LOWERING = (
     # Up to so many numbers a variance takes two passes, beyond them one with a running mean. Two were 1.2 to 3 times as fast and
     # no less exact, with a mean of 1000 deviations fifty times as exact (2,048 to 262,144 numbers, AVX-512).
     Integer("cpp.use_two_step_variance_threshold", 0, 1 << 20, 1024, (1 << 20, 0), backends=CPU, ops=VARIANCES),
-    Integer("unroll_reductions_threshold", 1, 64, 8, (1, 32), ops=REDUCTIONS),
+    Integer("unroll_reductions_threshold", 1, 32, 8, (1, 32), ops=REDUCTIONS),
     Flag("split_reductions", True, ops=REDUCTIONS, backends=GPUS, variable="TORCHINDUCTOR_SPLIT_REDUCTIONS"),
     # Bytes read together, by reads of one size, from which on a value is realised.
     Integer("realize_acc_reads_size_threshold", 1, 1 << 40, None, (1,)),
@@ -56,28 +63,13 @@ LOWERING = (
 # By another formula, or under weaker rules: who allows these wants them tried.
 NUMERICS = (
     Flag("cpp.use_decompose_tanh", False, backends=CPU, ops=TANH, numerics=True, variable="TORCHINDUCTOR_CPP_USE_DECOMPOSE_TANH"),
-    Flag(
-        "cpp.enable_unsafe_math_opt_flag",
-        False,
-        backends=CPU,
-        numerics=True,
-        variable="TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG",
-    ),
-    Choice(
-        "cpp.enable_floating_point_contract_flag",
-        ("off", "on", "fast"),
-        "off",
-        backends=CPU,
-        numerics=True,
-        variable="TORCHINDUCTOR_CPP_ENABLE_FLOATING_POINT_CONTRACT_FLAG",
-    ),
     Flag("use_fast_math", False, backends=GPUS, numerics=True, variable="TORCHINDUCTOR_USE_FAST_MATH"),
     Flag("triton.codegen_upcast_to_fp32", True, backends=GPUS, numerics=True),
 )
 # What the scheduler fuses, where no groups are asked for; and how it goes about it, where some are.
 SCHEDULER = (
     Integer("max_fusion_unique_io_buffers", 1, 1000, None, (4, 8)),
-    Integer("max_fusion_size", 1, 1000, 64, (4, 16, 256)),
+    Integer("max_fusion_size", 1, 256, 64, (4, 16, 256)),
     Flag("pick_loop_orders", True),
     Flag("inplace_buffers", True),
     # Bytes that both must read for two kernels to be fused that do not read each other.
@@ -96,11 +88,9 @@ SELDOM = (
     Flag("loop_index_inversion_in_fusion", True),
     Flag("reorder_for_peak_memory", True),
     Flag("delay_realize_cheap_outputs", True, variable="TORCHINDUCTOR_DELAY_REALIZE_CHEAP_OUTPUTS"),
-    Integer("max_fusion_buffer_group_pairwise_attempts", 1, 10_000, 64, (8, 1024)),
+    Integer("max_fusion_buffer_group_pairwise_attempts", 1, 1024, 64, (8, 1024)),
 )
 CPP = (
-    # Bits of a vector. A width that the CPU lacks would silently give code without vectors: refused.
-    Choice("cpp.simdlen", (256, 128, 512), None, backends=CPU),
     # Nodes in a fusion of kernels that do not read each other.
     Integer(
         "cpp.max_horizontal_fusion_size",
@@ -123,7 +113,6 @@ CPP = (
         threaded=True,
         variable="TORCHINDUCTOR_CPP_MIN_CHUNK_SIZE",
     ),
-    Flag("cpp.dynamic_threads", False, backends=CPU, threaded=True, variable="TORCHINDUCTOR_CPP_DYNAMIC_THREADS"),
     Flag(
         "cpp.fallback_scatter_reduce_sum",
         True,

@@ -13,8 +13,9 @@ from tuner.plan import Plan
 from tuner.search.rules import NUMERICS_ALLOWED, Rules
 from tuner.search_spaces.inductor_knobs import KNOBS, changes_numerics, knobs_for
 from tuner.search_spaces.space import SPACE_VERSION, Candidate
+from tuner.workload.graph import Node
 
-UNSAFE = Plan(config=(("cpp.enable_unsafe_math_opt_flag", True),))
+UNSAFE = Plan(config=(("cpp.use_decompose_tanh", True),))
 SAFE = Plan(config=(("realize_reads_threshold", 1),))
 BOTH = replace(ONE_CANDIDATE, space=lambda *_: [Candidate("safe", SAFE), Candidate("unsafe", UNSAFE)])
 SAFE_ONLY = replace(ONE_CANDIDATE, space=lambda *_: [Candidate("safe", SAFE)])
@@ -27,7 +28,7 @@ def faster() -> Script:
 
 def test_they_are_those_that_give_up_a_formula_or_a_rule() -> None:
     found = {name for name, knob in KNOBS.items() if knob.numerics}
-    assert {"cpp.use_decompose_tanh", "cpp.enable_unsafe_math_opt_flag", "cpp.enable_floating_point_contract_flag"} <= found
+    assert {"cpp.use_decompose_tanh", "use_fast_math"} <= found
     assert found & set(knobs_for("cpu", 2)) == set()
     assert found & set(knobs_for("cpu", 2, numerics=True)) == {name for name in found if "cpu" in KNOBS[name].backends}
     assert changes_numerics(UNSAFE)
@@ -37,8 +38,9 @@ def test_they_are_those_that_give_up_a_formula_or_a_rule() -> None:
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_they_are_proposed_to_those_alone_who_allow_it(run, allowed: bool) -> None:
-    script = Script()
-    run(script, rules=Rules(numerics=allowed))
+    script, graph = Script(), resolved()
+    with_tanh = replace(graph.graph, nodes=(Node("call", "aten.tanh.default", [], {}, None),))
+    run(script, replace(graph, graph=with_tanh), rules=Rules(numerics=allowed))
     assert any(changes_numerics(plan) for plan in script.tried) == allowed
 
 

@@ -21,7 +21,7 @@ def test_a_cpu_has_none_of_a_gpu_and_the_reverse() -> None:
 
 def test_what_deals_out_work_among_threads_needs_several() -> None:
     more = set(knobs_for("cpu", 2)) - set(knobs_for("cpu", 1))
-    assert more == {"cpp.min_chunk_size", "cpp.dynamic_threads", "cpp.fallback_scatter_reduce_sum"}
+    assert more == {"cpp.min_chunk_size", "cpp.fallback_scatter_reduce_sum"}
 
 
 @pytest.mark.parametrize(

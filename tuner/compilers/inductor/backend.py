@@ -22,6 +22,7 @@ from tuner.compilers.inductor.report import reporting
 from tuner.compilers.inductor.users import Outranking, option_names, users_hooks
 from tuner.errors import UnsupportedGraph, find_cause
 from tuner.lookup.client import Client, Door
+from tuner.search_spaces.inductor_knobs import fixed_by_user
 from tuner.settings import Settings
 from tuner.target import Query
 
@@ -106,7 +107,7 @@ def _pin(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Callable[...,
     except UnsupportedGraph as error:
         events.record(events.Served(key, "", "default", "default", 0, "default", f"{error.reason}: {error}", door.source))
         raise
-    if own := {*option_names(inner), *where[2]["inductor"]}:
+    if own := option_names(inner) | fixed_by_user(where[2]):
         door = Outranking(door, own)
     answer = door.program(Query("program", key, *where))
     user_tag, ranges = compiler_config.cache_key_tag, program_ranges(gm, example_inputs)

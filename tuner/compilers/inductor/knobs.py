@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch._inductor.cpu_vec_isa import valid_vec_isa_list
-
 from tuner.compilers.inductor.hooks import inductor_config
 from tuner.errors import PlanRefused
 from tuner.plan import ConfigValue
@@ -21,14 +19,11 @@ def unrunnable(config: Iterable[tuple[str, ConfigValue]], backend: str = "cpu") 
     Of what would go wrong silently, or with an error that tells nothing. config: declared knobs with values within their ranges,
     see `check_plan`.
     """
-    for name, value in config:
+    for name, _ in config:
         if name not in inductor_config._config:
             return f"this torch has no setting torch._inductor.config.{name}"
         if backend not in KNOBS[name].backends:
             return f"{name} means nothing on {backend}"
-        # Inductor would take none of the CPU's vector units, and generate scalar code: ten times as slow.
-        if name == "cpp.simdlen" and value not in (widths := sorted({isa.bit_width() for isa in valid_vec_isa_list()})):
-            return f"this CPU has no vectors of {value} bits for {name}, but of {' and '.join(map(str, widths)) or 'none'}"
     return ""
 
 
