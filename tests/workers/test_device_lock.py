@@ -25,9 +25,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 HOLDER = """
-import sys
+import signal, sys
 from pathlib import Path
 from tuner.workers import device_lock
+# Who is started in the background of a shell inherits that it is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 device_lock.FOLDER = Path(sys.argv[1])
 with device_lock.hold_device("cpu", lambda reason: print(reason, flush=True)):
     print("held", flush=True)
@@ -80,7 +82,10 @@ def test_waiting_can_be_interrupted(folder):
         assert process.stdout is not None
         assert "is held by" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) != 0
+        try:
+            assert process.wait(30) != 0
+        finally:
+            process.kill()
         assert process.stderr is not None
         assert "KeyboardInterrupt" in process.stderr.read()
 
