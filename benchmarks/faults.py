@@ -85,6 +85,17 @@ def bad_plan() -> Any:
     return Plan(native=("aten._softmax.default",))
 
 
+def candidates(groups: Any, native: Any) -> list[Any]:
+    """What the sweep tries: the faulty one among others."""
+    from tuner.plan import Plan
+    from tuner.search_spaces.fusion import no_fusion
+    from tuner.search_spaces.space import Candidate
+
+    realised = [Plan(config=(("realize_reads_threshold", value),)) for value in (1, 2)]
+    plans = [Plan(groups=no_fusion(groups)), bad_plan(), *realised]
+    return [Candidate(plan.describe(), plan) for plan in plans]
+
+
 def sweep(store: Path, told: Path, floor_s: float, jobs: int) -> None:
     """In a process of its own: the sweep. Writes to `told` what it cost, and how it ended."""
     from tuner.cache.sqlite import SqliteStore
@@ -120,7 +131,7 @@ def sweep(store: Path, told: Path, floor_s: float, jobs: int) -> None:
     workloads = resolve(f"{__file__}:softmax", threads=1, forms=lambda _: None, find=lambda _: [])
     with SqliteStore(store) as opened:
         planned = plan_sweep(workloads, effort, lambda: None)
-        run_sweep(planned, opened, Policy.for_cpu(1), effort, True, Rules(jobs=jobs))
+        run_sweep(planned, opened, Policy.for_cpu(1), effort, True, Rules(jobs=jobs, space=candidates))
     (outcome,) = planned.outcomes
     told.write_text(
         json.dumps(

@@ -12,7 +12,7 @@ from tuner.search_spaces.fusion import no_fusion, single_splits
 from tuner.search_spaces.inductor_knobs import REALIZE, knobs_for
 from tuner.search_spaces.parameters import Parameter
 
-SPACE_VERSION = 3
+SPACE_VERSION = 4
 # Op kinds of which single occurrences are tried occur so often, and of all kinds together so many occurrences are.
 OCCURRENCES = range(2, 9)
 MAX_SINGLE = 12

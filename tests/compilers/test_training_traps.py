@@ -19,7 +19,7 @@ from torch._inductor.output_code import CompiledFxGraph
 import tuner
 from tuner.answer import ProgramAnswer
 from tuner.cache.sqlite import SqliteStore
-from tuner.compilers.inductor import apply, leaves
+from tuner.compilers.inductor import apply
 from tuner.compilers.inductor.hooks import functorch_config, inductor_config
 from tuner.compilers.inductor.pinned import Pinned
 from tuner.plan import Plan
@@ -199,7 +199,7 @@ def test_a_winner_of_a_training_graph_is_realised_where_two_independent_statemen
 
 def test_swapped_statements_without_the_remedy(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where leaves are named by the order of the statements, the groups of one program are not those of the other."""
-    monkeypatch.setattr(leaves, "canonical_order", lambda graph, phase: list(graph.nodes))
+    monkeypatch.setattr(apply, "canonical_order", lambda graph, phase: list(graph.nodes))
     here = known(bench, swapped(0), monkeypatch)
     settle(bench, here, alone(here, "forward", "backward"))
     wrong = train(bench, swapped(1)).served[0]

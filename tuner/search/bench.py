@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from tuner.anatomy import Anatomy, KernelTimes
@@ -23,6 +24,8 @@ from tuner.workers.verdicts import lost
 DEFAULT = Plan()
 # Distance between the seeds of two stretches' orders, beyond those of the processes of a sweep.
 ORDERS = 1000
+# What a profile is given however little time is left: it is asked for with some in hand.
+LEAST_PROFILE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -199,27 +202,28 @@ class Bench:
             found |= self.time_each([(plan, groups)], samples) if plan.key in self.live else verdicts
         return found
 
-    def profile(self, plans: Sequence[Plan], rounds: int) -> Profiled:
+    def profile(self, plans: Sequence[Plan], rounds: int, seconds: float = inf) -> Profiled:
         """Times of each kernel of the default and the plans, which need not be live; their outputs are not checked.
 
         Where the worker is lost over them, they are profiled one by one: one over which it is lost alone gets a verdict. Raises
-        WorkerError where it is lost over the default, UnsupportedGraph where a new worker cannot open the graph again.
+        WorkerError where it is lost over the default, UnsupportedGraph where a new worker cannot open the graph again. seconds:
+        what it may take at most; LEAST_PROFILE_S at least.
         """
         plans = [plan for plan in plans if plan != DEFAULT]
         try:
-            return self._profile(plans, rounds)
+            return self._profile(plans, rounds, seconds)
         except WorkerError as error:
             if not plans:
                 raise
             if len(plans) == 1:
                 return Profiled({}, {plans[0].key: lost(error)})
-        parts = [self.profile([plan], rounds) for plan in plans]
+        parts = [self.profile([plan], rounds, seconds) for plan in plans]
         # Each part has the default's own times beside it.
         times = {key: kernels for part in reversed(parts) for key, kernels in part.times.items()}
         failed = {key: verdict for part in parts for key, verdict in part.failed.items()}
         return Profiled(times, failed, next((part.conditions for part in parts if part.conditions), {}))
 
-    def _profile(self, plans: Sequence[Plan], rounds: int) -> Profiled:
+    def _profile(self, plans: Sequence[Plan], rounds: int, seconds: float) -> Profiled:
         self._reopen()
         limit = limits(self.default)
         # Each is called twice as often as in a stretch: with its kernels watched, and without.
@@ -228,6 +232,7 @@ class Bench:
         self._stretches += 1
         order = self.seed + ORDERS * self._stretches
         with self._spent("measuring"):
+            limit_s = min(limit_s, max(seconds, LEAST_PROFILE_S))
             told = self._ask(limit_s, do="profile", plans=[plan.to_json() for plan in plans], rounds=rounds, seed=order)
         self._bytes = told.get("resident_bytes", 0)
         if any(verdict.get("sticky") for verdict in told["failed"].values()):

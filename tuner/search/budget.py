@@ -33,4 +33,4 @@ class Budget:
         """Trials that are left until this share of all is used; none where this share of the seconds is."""
         if self.left_s <= (1 - share) * self.seconds:
             return 0
-        return max(0, round(share * self.limit) - self.trials)
+        return max(0, max(1, round(share * self.limit)) - self.trials)

@@ -25,6 +25,11 @@ SOLVE_S = 5.0
 Choice = tuple[int, frozenset[int]]
 
 
+def by_place(choice: Choice) -> tuple[int, list[int]]:
+    """A fixed order of choices."""
+    return choice[0], sorted(choice[1])
+
+
 @dataclass(frozen=True)
 class RegionSpace:
     """What may be chosen in one region: keys of groups, by leaves of its first occurrence. after: pairs: a runs before b."""
@@ -106,13 +111,14 @@ class GroupingSpace:
         out = self.banned | set(without)
         made: list[frozenset[int]] = []
         for number, space in enumerate(self.spaces):
+            left_s = max(0.1, self.costs.trials.budget.left_s)
             costs = {
                 group: self._cost(key, deviations or 0.0)
                 for group, key in space.groups.items()
                 if (number, group) not in out and (deviations is not None or self.costs.estimate(key).known)
             }
             try:
-                found = best_partition(space.leaves, costs, space.after, SOLVE_S)
+                found = best_partition(space.leaves, costs, space.after, min(SOLVE_S, left_s))
             # Not every leaf has a group, as some kernels were never timed.
             except ValueError:
                 continue
@@ -122,9 +128,9 @@ class GroupingSpace:
 
     def _base_ms(self, space: RegionSpace) -> float:
         """What the base's groups cost in all occurrences of a region; of one that reaches out of it, the part by its leaves."""
-        touched = [group for group in self.anatomy.grouped if group & set(space.first)]
+        touched = [group for group in self.anatomy.grouped if not group.isdisjoint(space.first)]
         keys = self.costs.describe(self.anatomy, touched)
-        return sum(self._cost(keys[group], 0.0) * len(group & set(space.first)) / len(group) for group in touched)
+        return sum(self._cost(keys[group], 0.0) * len(group & space.first.keys()) / len(group) for group in touched)
 
     def choices(self, groups: Iterable[frozenset[int]]) -> set[Choice]:
         """The groups of more than one leaf, in whatever occurrence, as choices of their regions."""
@@ -138,7 +144,11 @@ class GroupingSpace:
     def unknown(self, groups: Groups) -> list[Choice]:
         """The choices of a grouping that have no known cost, in a fixed order."""
         found = self.choices(self.numbers(groups))
-        return sorted((one for one in found if not self.is_known(one)), key=lambda one: (one[0], sorted(one[1])))
+        return sorted((one for one in found if not self.is_known(one)), key=by_place)
+
+    def was_seen(self, choice: Choice) -> bool:
+        """Whether a whole graph that holds it was right and within its limits."""
+        return self.seen[self._key(choice)] > 0
 
     def is_known(self, choice: Choice) -> bool:
         return self.costs.estimate(self._key(choice)).known
@@ -159,18 +169,19 @@ class GroupingSpace:
             made += lifted(self.anatomy, space.region, [*groups, *singles])
         return regrouped(self.anatomy, made)
 
-    def alone(self, count: int) -> tuple[Groups, int]:
-        """The leaves of as many regions by themselves, from the first, as have `count` leaves that nobody has timed, at most.
+    def keep_what_fits(self, count: int) -> tuple[Groups, int]:
+        """Chooses from now on only in as many regions, from the first, as have `count` leaves that nobody has timed, at most.
 
-        And how many these have. The other regions, in which nothing could be predicted, are chosen for no more.
+        Their leaves by themselves, and how many of them nobody has timed. In the other regions nothing could be predicted.
         """
         fresh: set[str] = set()
-        for number, space in enumerate(self.spaces):
+        kept: list[RegionSpace] = []
+        for space in self.spaces:
             singles = {space.groups[frozenset({leaf})] for leaf in space.leaves}
             more = {key for key in singles if not self.costs.estimate(key).known}
-            if len(fresh | more) > count:
-                del self.spaces[number:]
-                break
-            fresh |= more
+            if len(fresh | more) <= count:
+                fresh |= more
+                kept.append(space)
+        self.spaces = kept
         groups = [frozenset({leaf}) for space in self.spaces for leaf in space.first]
         return regrouped(self.anatomy, groups), len(fresh)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tuner.anatomy import Anatomy
 from tuner.plan import Groups, Plan
-from tuner.search.grouping_space import Choice, GroupingSpace
+from tuner.search.grouping_space import Choice, GroupingSpace, by_place
 from tuner.search.kernel_costs import KernelCosts
 from tuner.search.proposals import Result
 from tuner.search.trials import Trials
@@ -63,7 +63,9 @@ class GroupSearch:
         self._opened = self._explored = self._done = False
         self._doubt = self._dry = self._unreachable = self._since_whole = 0
         self._resting: set[Choice] = set()
-        self._least_ms = float("inf")
+        self._least_ms = self._reached_ms = float("inf")
+        # Requests that the compiler makes otherwise, and that led to nothing.
+        self._futile: set[Groups] = set()
 
     def next(self, count: int) -> list[Candidate]:
         if not self._opened:
@@ -82,13 +84,19 @@ class GroupSearch:
         assert groups is not None
         assert self.space is not None
         self._since_whole = 0
+        if (result.ratio is None and result.status != "duplicate") or not result.admissible:
+            # Whatever of it is in nothing that was right.
+            suspects = self.space.choices(self.space.numbers(groups))
+            self._take_apart(sorted((one for one in suspects if not self.space.was_seen(one)), key=by_place))
         if result.ratio is None:
             return
-        best_ms = self._best_ms
-        self.space.seen.update(set(self.space.keys(groups)))
-        self.whole_ms[groups] = ms = self.default_ms / result.ratio
+        ms = self.default_ms / result.ratio
+        if result.admissible:
+            self.space.seen.update(set(self.space.keys(groups)))
+            self.whole_ms[groups] = ms
         if not self._profiling:
-            self._count_dry(ms < best_ms * (1 - WORTH))
+            self._count_dry(result.admissible and ms < self._reached_ms * (1 - WORTH))
+        self._reached_ms = self._best_ms
         if result.measurement is not None:
             noise = max(result.noise, WHOLE_NOISE) * (ms**2 + self.base_ms**2) ** 0.5
             plus, minus = self.space.keys(groups), self.space.keys(self.space.anatomy.groups)
@@ -122,13 +130,16 @@ class GroupSearch:
         if not space.spaces:
             self._done = True
             return
-        self.whole_ms[anatomy.groups] = self.base_ms
         self._profile([anatomy.groups])
+        # From here on in the milliseconds of the profile, of one process and one size.
+        if total_ms := self.costs.totals.get(self.base.key):
+            self.default_ms, self.base_ms = self.default_ms * total_ms / self.base_ms, total_ms
+        self.whole_ms[anatomy.groups] = self._reached_ms = self.base_ms
         self.costs.recall(key for one in space.spaces for key in one.groups.values())
         if self._profiling and self.trials.budget.left(self.share):
             # As many regions as most of what is left is enough for.
             regions, seconds = len(space.spaces), self.trials.budget.left_s * SPENT_ON_LEAVES
-            singles, fresh = space.alone(int(seconds / self.costs.kernel_s))
+            singles, fresh = space.keep_what_fits(int(seconds / self.costs.kernel_s))
             if len(space.spaces) < regions:
                 self.trials.progress.notes.append(f"{len(space.spaces)} of {regions} regions fit into the seconds")
             if fresh:
@@ -136,7 +147,8 @@ class GroupSearch:
             else:
                 # Somebody has searched here before.
                 self._patience //= KNOWN_BEFORE
-        self._waiting = no_fusion(anatomy.groups)
+        if (alone := no_fusion(anatomy.groups)) not in self.whole_ms:
+            self._waiting = alone
 
     def _end(self, note: str = "") -> None:
         self._note(note)
@@ -155,8 +167,10 @@ class GroupSearch:
         if not isinstance(realised, Anatomy):
             self.trials.progress.refused["not lowered"] += 1
             self._leave_out(self.space.choices(self.space.numbers(groups)))
+            self._futile.add(groups)
             return
         if realised.groups != groups:
+            self._futile.add(groups)
             self.trials.progress.refused["unreachable grouping"] += 1
             self._unreachable += 1
             missing = set(self.space.numbers(groups)) - set(self.space.numbers(realised.groups))
@@ -182,7 +196,7 @@ class GroupSearch:
             return None
         groups = self.space.cheapest(DOUBT[self._doubt], self._resting)
         gain = self._gain(groups, DOUBT[self._doubt])
-        if gain > WORTH and not (groups in self._profiled and self.space.unknown(groups)):
+        if gain > WORTH and groups not in self._futile and not (groups in self._profiled and self.space.unknown(groups)):
             return groups
         if self._doubt + 1 < len(DOUBT):
             self._doubt += 1
@@ -204,10 +218,10 @@ class GroupSearch:
             known = self.space.choices(self.space.numbers(groups)) - self._resting
             if not (slower and known and len(self._resting) < DETOURS):
                 return None
-            self._resting.add(max(known, key=lambda one: (self.space.deviation(one), one[0], sorted(one[1]))))  # type: ignore[union-attr]
+            self._resting.add(max(known, key=lambda one: (self.space.deviation(one), *by_place(one))))  # type: ignore[union-attr]
             groups = self.space.cheapest(None, self._resting)
         least = -NEAR if self._explored else WORTH
-        return groups if self._gain(groups) > least else None
+        return groups if self._gain(groups) > least and groups not in self._futile else None
 
     def _count_dry(self, better: bool) -> None:
         """Ends the exploration after so many profiles, or whole measurements, in a row that found nothing better."""
@@ -221,6 +235,15 @@ class GroupSearch:
         if choices <= self.space.banned or self._unreachable >= MAX_UNREACHABLE:
             self._explored = True
         self.space.banned |= choices
+
+    def _take_apart(self, suspects: Sequence[Choice]) -> None:
+        """Of what failed together: half by half, until it is known which fail alone."""
+        assert self.space is not None
+        half = len(suspects) // 2
+        if half:
+            self._pieces += [self.space.only(suspects[:half]), self.space.only(suspects[half:])]
+        else:
+            self._leave_out(set(suspects))
 
     def _profile(self, wanted: Sequence[Groups]) -> None:
         """Times the kernels of groupings; one that fails is taken apart, until the groups are found that fail alone."""
@@ -239,11 +262,7 @@ class GroupSearch:
             if plan.key not in failed:
                 continue
             self.trials.progress.failed[str(failed[plan.key]["status"])] += 1
-            suspects, half = unknown[groups], len(unknown[groups]) // 2
-            if len(suspects) <= 1:
-                self._leave_out(set(suspects))
-            else:
-                self._pieces += [self.space.only(suspects[:half]), self.space.only(suspects[half:])]
+            self._take_apart(unknown[groups])
         least_ms = self.space.difference_ms(self.space.cheapest(None), 0.0)
         self._count_dry(least_ms < self._least_ms - WORTH * self._best_ms)
         self._least_ms = min(least_ms, self._least_ms)

@@ -20,9 +20,11 @@ from tuner.search.trials import Trials
 # Calls of each plan in a profile.
 ROUNDS = 15
 # Deviation of a kernel's time in a profile: a share of it, and milliseconds that the clock and Python leave unclear.
-SPREAD, UNCLEAR_MS = 0.02, 1e-4
+SPREAD, BUSY_SPREAD, UNCLEAR_MS = 0.02, 0.06, 1e-4
 # Deviation of what a kernel is guessed to take of a whole, as a share.
 GUESSED = 0.5
+# Names of knobs that change which leaves there are, and nothing of the code of each, begin so.
+LOWERED = "realize_"
 # Until one was compiled: seconds for a kernel that nobody has compiled before.
 KERNEL_S = 2.0
 
@@ -39,6 +41,9 @@ class KernelCosts:
         self._described: set[str] = set()
         # Of this screening; and by how much the times of the latest are multiplied.
         self._processes: set[str] = set()
+        self._stored: set[tuple[str, str]] = set()
+        # Of a whole call with its kernels apart, by plan key.
+        self.totals: dict[str, float] = {}
         self._scale = 1.0
         # What a profile of the graph ended with, where it cannot be profiled at all.
         self.refused = ""
@@ -48,7 +53,7 @@ class KernelCosts:
         if plan not in self._anatomies:
             self.trials.progress.anatomies += 1
             try:
-                self._anatomies[plan] = self.trials.bench.anatomy(plan)
+                self._anatomies[plan] = _under(plan, self.trials.bench.anatomy(plan))
             except (WorkerError, UnsupportedGraph) as error:
                 self._anatomies[plan] = {"status": "crash", "message": str(error)}
             self.trials.progress.notify()
@@ -70,9 +75,6 @@ class KernelCosts:
     def estimate(self, key: str) -> Estimate:
         return self.model.estimate(key)
 
-    def needs_profile(self, key: str) -> bool:
-        return not self.model.estimate(key).known
-
     def recall(self, keys: Iterable[str]) -> None:
         """Takes in what other processes timed, made comparable by the groups that were timed here as well."""
         wanted = sorted({*keys, *self._now})
@@ -93,25 +95,27 @@ class KernelCosts:
         started, before = time.monotonic(), len(self._now)
         trials.budget.trials += len([plan for plan in plans if not plan.is_default]) or 1
         try:
-            told = trials.bench.profile(plans, ROUNDS)
+            told = trials.bench.profile(plans, ROUNDS, trials.budget.left_s)
         except (WorkerError, UnsupportedGraph) as error:
             self.refused = str(error)
             return {plan.key: {"status": "crash", "message": str(error)} for plan in plans}
-        self._learn(DEFAULT, told.times.get(DEFAULT.key))
+        busy = bool(told.conditions.get("busy"))
+        self._learn(DEFAULT, told.times.get(DEFAULT.key), busy)
         for plan in plans:
-            self._learn(plan, told.times.get(plan.key))
+            self._learn(plan, told.times.get(plan.key), busy)
         trials.progress.profiled += sum(plan.key in told.times for plan in plans)
         elapsed_s = time.monotonic() - started
         if any(verdict["status"] == "timeout" for verdict in told.failed.values()):
             trials.budget.hung_s += elapsed_s
         elif made := len(self._now) - before:
             self.kernel_s = max(0.1, elapsed_s / made)
-        if not told.times:
-            self.refused = next((str(verdict.get("message", "")) for verdict in told.failed.values()), "no times came")
+        # A plan that fails costs itself; where the default has no times either, there is no clock for kernels.
+        if DEFAULT.key in told.failed:
+            self.refused = str(told.failed[DEFAULT.key].get("message", "")) or "no times came"
         trials.progress.notify()
         return told.failed
 
-    def _learn(self, plan: Plan, times: KernelTimes | None) -> None:
+    def _learn(self, plan: Plan, times: KernelTimes | None, busy: bool) -> None:
         if times is None:
             return
         anatomy = self.anatomy(replace(plan, groups=None))
@@ -125,18 +129,32 @@ class KernelCosts:
         found = {key: mean(each) for key, each in seen.items()}
         process = self.trials.bench.process
         self._processes.add(process)
-        rows = [GroupTime(key, ms, process) for key, ms in found.items()]
-        self.trials.store.add_group_times(self.trials.resolved.query, self.trials.bench.policy, rows)
+        # What was timed beside others' work tells other sweeps nothing; the same kernel of the same process, nothing new.
+        if not busy and (
+            rows := [GroupTime(key, ms, process) for key, ms in found.items() if (key, process) not in self._stored]
+        ):
+            self.trials.store.add_group_times(self.trials.resolved.query, self.trials.bench.policy, rows)
+            self._stored |= {(row.key, process) for row in rows}
         if plan.is_default:
             # The clock drifts, and another process has another: the default's kernels say by how much.
             ratios = [self._first[key] / ms for key, ms in found.items() if key in self._first]
             self._scale = median(ratios) if ratios else 1.0
             self._first = self._first or found
+        self.totals[plan.key] = times.total_ms * self._scale
+        spread = BUSY_SPREAD if busy else SPREAD
         for key, ms in found.items():
-            self.model.observe(key, ms * self._scale, SPREAD * ms * self._scale + UNCLEAR_MS)
+            self.model.observe(key, ms * self._scale, spread * ms * self._scale + UNCLEAR_MS)
             self._now[key] = ms * self._scale
 
     def observe_whole(self, plus: Mapping[str, int], minus: Mapping[str, int], ms: float, sd: float) -> None:
         """A graph of the groups `plus` was measured as `ms` slower than one of the groups `minus`."""
         if Counter(plus) != Counter(minus):
             self.model.observe_difference(Counter(plus), Counter(minus), ms, sd)
+
+
+def _under(plan: Plan, told: Anatomy | dict[str, Any]) -> Anatomy | dict[str, Any]:
+    """The anatomy with leaves that are others where knobs make other code of the same loops: they take other times."""
+    knobs = [f"{name}={value}" for name, value in plan.config if not name.startswith(LOWERED)]
+    if not knobs or not isinstance(told, Anatomy):
+        return told
+    return replace(told, leaves=tuple(replace(leaf, content=" ".join([leaf.content, *knobs])) for leaf in told.leaves))

@@ -54,9 +54,8 @@ class KnobSearch:
 
     def told(self, candidate: Candidate, result: Result) -> None:
         ratio = result.ratio
-        twin = 0.0 if result.status == "duplicate" else None
-        self._sampler.tell(candidate.plan.config, twin if ratio is None else math.log(ratio / self._reference))
-        if ratio is not None and ratio > self.best_ratio * max(MIN_SPEEDUP, 1 + result.noise):
+        self._sampler.tell(candidate.plan.config, None if ratio is None else math.log(ratio / self._reference))
+        if ratio is not None and result.admissible and ratio > self.best_ratio * max(MIN_SPEEDUP, 1 + result.noise):
             self.best, self.best_ratio, self._left = candidate.plan, ratio, self._dry
         else:
             self._left -= 1

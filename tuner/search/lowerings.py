@@ -49,7 +49,7 @@ class Combining:
 
     def told(self, candidate: Candidate, result: Result) -> None:
         self._waiting = False
-        if result.ratio is not None and result.ratio > self.best_ratio * (1 + max(GAIN / 2, result.noise)):
+        if result.ratio is not None and result.admissible and result.ratio > self.best_ratio * (1 + max(GAIN / 2, result.noise)):
             self.best, self.best_ratio = candidate.plan, result.ratio
 
     def _joined(self, partner: Plan) -> Plan | None:

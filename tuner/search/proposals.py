@@ -19,6 +19,7 @@ class Result:
     status: a measurement's, or "duplicate" (its code or grouping was there before), "not_realised", "refused", "quarantined".
     measurement: its row, where it has one. ratio: its speed-up, of a duplicate its twin's; None where none is known.
     noise: standard error of that, relative. instead: the grouping that the compiler made, where nobody has tried that.
+    admissible: whether it may win, fast as it may be: not where it needs too much memory, or is slower at a size.
     """
 
     status: str
@@ -26,6 +27,7 @@ class Result:
     ratio: float | None = None
     noise: float = 0.0
     instead: Groups | None = None
+    admissible: bool = True
 
 
 class Proposer(Protocol):

@@ -49,15 +49,15 @@ class Trials:
         self.default_samples: list[float] = []
         self.judged = len(self.known)
         self._opened_ms = 0.0
-        # By code: the ratio and noise of what was timed, the default's; else none.
-        self._codes: dict[str, tuple[float, float] | None] = {}
+        # By code: what became of it.
+        self._codes: dict[str, Result] = {}
         for measurement in self.known.values():
             self._count(Candidate(measurement.label, measurement.plan), measurement)
 
     def open(self, default: dict[str, Any]) -> None:
         """Told what the measuring process says of the default."""
         self._opened_ms = default["default_ms"]
-        self._codes[default["code_key"] or ""] = (1.0, 0.0)
+        self._codes[default["code_key"] or ""] = Result("ok", ratio=1.0)
         self.seen_groups.add((DEFAULT, canonical_groups(default["realised"] or [])))
 
     @property
@@ -143,7 +143,7 @@ class Trials:
             case "duplicate":
                 self.progress.duplicates += 1
                 twin = self._codes.get(verdict.get("code_key") or "")
-                return Result("duplicate") if twin is None else Result("duplicate", None, *twin)
+                return Result("duplicate") if twin is None else replace(twin, status="duplicate", measurement=None)
             case "not_realised":
                 self.progress.refused["unreachable grouping"] += 1
                 groups = canonical_groups(verdict["realised"])
@@ -167,6 +167,7 @@ class Trials:
     def _keep(self, candidate: Candidate, status: Status, verdict: dict[str, Any], timed: Timed | None = None) -> Result:
         measurement = measured(self.bench, self.resolved, candidate, "screen", status, verdict, timed)
         self.store.add_measurement(measurement)
+        self.known[candidate.plan.key] = measurement
         self._count(candidate, measurement)
         return self._result(measurement)
 
@@ -178,12 +179,13 @@ class Trials:
         if measurement.status != "ok":
             return Result(measurement.status, measurement)
         samples = measurement.default_samples_ms, measurement.samples_ms, measurement.policy.size_count
-        return Result("ok", measurement, median_ratio(*samples), relative_error(*samples))
+        admissible = measurement.memory_ratio <= self.effort.memory_limit and not slower_at(measurement)
+        return Result("ok", measurement, median_ratio(*samples), relative_error(*samples), admissible=admissible)
 
     def _count(self, candidate: Candidate, measurement: Measurement) -> None:
         progress, result = self.progress, self._result(measurement)
         if measurement.code_key:
-            self._codes[measurement.code_key] = None if result.ratio is None else (result.ratio, result.noise)
+            self._codes[measurement.code_key] = result
         if result.ratio is None:
             progress.failed[measurement.status] += 1
             return
