@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tuner.anatomy import Anatomy, Leaf
+from tuner.compilers.inductor import events
 from tuner.compilers.inductor.capture import capture
 from tuner.compilers.inductor.hooks import compile_fx
 from tuner.compilers.inductor.lowered import lower
@@ -149,6 +150,17 @@ def test_other_groups_are_read_without_lowering_the_graph_again(monkeypatch: pyt
     cut = next(op.cut for op in default.ops if op.cut)
     assert builder.anatomy(Plan(cuts=(cut,))) == read(graph, Plan(cuts=(cut,)))
     assert builder.anatomy(Plan()) == default
+
+
+def test_where_a_graph_cannot_be_scheduled_again_it_is_lowered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    (graph,) = graphs_of(masked_softmax, *score_bias_mask())
+    builder = Builder(graph, fake_inputs(graph))
+    default = builder.anatomy(Plan())
+    assert isinstance(default, Anatomy)
+    apart = Plan(groups=no_fusion(default.groups))
+    monkeypatch.setattr("torch._inductor.debug.DebugContext", lambda: 1 / 0)
+    assert builder.anatomy(apart) == read(graph, apart)
+    assert events.report()["counts"]["not scheduled again: ZeroDivisionError"] >= 1
 
 
 def test_what_a_plan_may_not_keep_native_is_a_verdict() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ from serving import Bench, gelu_of_norm, pointwise_then_sum, realise
 from steps import alone, known, scores, settle, train
 from torch._dynamo import pgo
 from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
 
 import tuner
 from tuner.compilers.inductor.events import Served
-from tuner.compilers.inductor.hooks import compiler_config, dynamo_config
+from tuner.compilers.inductor.hooks import cache_dir, compiler_config, dynamo_config
 from tuner.compilers.inductor.pinned import Pinned
 from tuner.plan import Plan
 from tuner.search_spaces.fusion import no_fusion
@@ -25,6 +27,10 @@ pytestmark = pytest.mark.slow
 def hits() -> tuple[int, int]:
     """How often AOTAutograd's and Inductor's own cache answered in this process."""
     return counters["aot_autograd"]["autograd_cache_hit"], counters["inductor"]["fxgraph_cache_hit"]
+
+
+def binaries() -> set[Path]:
+    return set(Path(cache_dir()).rglob("*.so"))
 
 
 def no_fusion_plan(bench: Bench) -> Plan:
@@ -41,6 +47,21 @@ def test_an_unrelated_winner_invalidates_nothing_and_a_hit_is_counted(bench: Ben
     (graph,) = report["served"]
     assert (graph.outcome, graph.tier, graph.winner) == ("served from cache", "exact", "plan")
     assert report["counts"] == {"program": 1, "served from cache": 1}
+
+
+def test_a_plan_with_a_knob_runs_the_same_binaries_from_a_warm_cache(bench: Bench) -> None:
+    bench.settle(pointwise_then_sum(), Plan(config=(("max_fusion_size", 1),)))
+    # What settling compiled is not what serving compiles.
+    with fresh_cache():
+        cold, report = bench.run(pointwise_then_sum())
+        assert [graph.outcome for graph in report["served"]] == ["served"]
+        before = binaries()
+        warm, report = bench.run(pointwise_then_sum())
+        assert [graph.outcome for graph in report["served"]] == ["served from cache"]
+        assert before
+        # Other flags would make another: its name holds them.
+        assert binaries() == before
+    assert all(torch.equal(one, other) for one, other in zip(cold, warm, strict=True))
 
 
 def test_an_unrelated_winner_without_the_remedy(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

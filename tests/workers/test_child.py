@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import threading
 from typing import Any
 
@@ -119,8 +121,11 @@ def test_a_lost_worker_is_a_verdict_on_the_candidate(error, status):
         RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
         RuntimeError("C++ compile error\ncc1plus: out of memory allocating 65536 bytes"),
         RuntimeError("C++ compile error\ng++: fatal error: Killed signal terminated program cc1plus"),
+        RuntimeError("C++ compile error\n/tmp/ccX.s: Assembler: fatal error: can't write: No space left on device"),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        OSError(errno.EROFS, os.strerror(errno.EROFS)),
     ],
 )
-def test_memory_that_ran_out_is_known_by_its_words(error):
+def test_memory_or_a_disk_that_ran_out_is_known_by_its_words(error):
     assert starved(error)
     assert not starved(RuntimeError("another error"))

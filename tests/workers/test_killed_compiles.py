@@ -30,8 +30,9 @@ if not (kernel and os.path.exists(folder + "/armed")):
 output = told[told.index("-o") + 1]
 with open(output, "wb") as library:
     library.write(b"\\x7fELF")
-with open(folder + "/written", "w") as written:
+with open(folder + "/writing", "w") as written:
     written.write(output)
+os.rename(folder + "/writing", folder + "/written")
 time.sleep(600)
 """
 

@@ -9,10 +9,11 @@ from tuner.errors import WorkerError, WorkerTimeout, find_cause, one_line
 from tuner.measurement import Status
 
 TRACEBACK_CHARACTERS = 4000
-# What torch, C++, the C++ compiler, the C library and CUDA say when memory ends.
-OUT_OF_MEMORY = (
+# What torch, C++, the C++ compiler, the C library and CUDA say when memory ends; and what is said of a disk.
+OUT_OF_RESOURCES = (
     *("can't allocate memory", "out of memory", "bad_alloc", "cannot allocate memory", "virtual memory exhausted"),
     *("memory exhausted", "failed to map segment", "killed signal terminated program"),
+    *("no space left", "disk quota exceeded", "read-only file system"),
 )
 
 
@@ -33,12 +34,12 @@ def _message(error: BaseException) -> str:
 
 
 def starved(error: BaseException) -> bool:
-    """Whether memory ran out, as far as the error tells."""
-    return find_cause(error, MemoryError) is not None or mentions_memory(failure(error)["traceback"])
+    """Whether memory or the disk ran out, as far as the error tells."""
+    return find_cause(error, MemoryError) is not None or mentions_resources(failure(error)["traceback"])
 
 
-def mentions_memory(text: str) -> bool:
-    return any(words in text.lower() for words in OUT_OF_MEMORY)
+def mentions_resources(text: str) -> bool:
+    return any(words in text.lower() for words in OUT_OF_RESOURCES)
 
 
 def lost(error: WorkerError) -> dict[str, Any]:
@@ -46,6 +47,6 @@ def lost(error: WorkerError) -> dict[str, Any]:
     status: Status = "crash"
     if isinstance(error, WorkerTimeout):
         status = "timeout"
-    elif mentions_memory(f"{error} {error.traceback}"):
+    elif mentions_resources(f"{error} {error.traceback}"):
         status = "out_of_resources"
     return {"status": status, "message": str(error), "traceback": error.traceback}

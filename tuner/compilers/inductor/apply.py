@@ -191,12 +191,12 @@ def applied(
     Native ops are decided before the graph is made. dealt: the group of each leaf by its id, in place of the plan's groups.
     drawn: whether a value is cut, by the cut's id, in place of the plan's cuts.
     """
-    with within_inner_step(lambda gm, kwargs: in_force(plan, realised, expected, dealt, drawn, gm, kwargs)):
+    with within_inner_step(lambda gm, kwargs: plan_in_force(plan, realised, expected, dealt, drawn, gm, kwargs)):
         yield
 
 
 @contextlib.contextmanager
-def in_force(
+def plan_in_force(
     plan: Plan,
     realised: Realised,
     expected: Groups | None,

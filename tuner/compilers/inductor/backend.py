@@ -79,11 +79,15 @@ def compile_program(gm: fx.GraphModule, example_inputs: Sequence[Any], inner: Ca
 
 
 def _seed() -> str:
-    """What plans are drawn from, where a test asks for plans at random; else empty. Raises UnsupportedGraph: user's hooks."""
+    """What plans are drawn from, where a test asks for plans at random; else empty.
+
+    Raises UnsupportedGraph where the user's hooks or settings cannot be named.
+    """
     settings = client().settings
     if settings.disabled or not settings.random_plans or missing_hooks():
         return ""
     users_hooks()
+    ambient()
     return settings.random_plans
 
 

@@ -6,7 +6,7 @@ the graph's operations, which stay as they are).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,8 +14,9 @@ from typing import Any
 from torch import fx
 
 from tuner.anatomy import Anatomy
+from tuner.compilers.inductor import events
 from tuner.compilers.inductor.anatomy import NEVER, Reader
-from tuner.compilers.inductor.apply import Realised, compile_candidate, in_force
+from tuner.compilers.inductor.apply import Realised, compile_candidate, plan_in_force
 from tuner.compilers.inductor.hooks import V, inductor_config
 from tuner.errors import PlanNotRealised
 from tuner.plan import Groups, Plan
@@ -34,18 +35,22 @@ def lower(gm: fx.GraphModule, inputs: Sequence[Any], plan: Plan, **kwargs: Any) 
         compile_candidate(gm, inputs, plan, expected=NEVER, inspect=reader, **kwargs)
     except PlanNotRealised as error:
         groups = error.groups
-    return Lowered(plan, reader.anatomy(groups), reader.graph, reader.fake_mode, reader.ids)
+    return Lowered(plan, reader.anatomy(groups), reader.graph, reader.fake_mode, reader.ids, kwargs)
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """anatomy: under `plan`. graph: the compiler's, with its `fake_mode`; ids: of its leaves, by the compiler's own names."""
+    """anatomy: under `plan`. graph: the compiler's, with its `fake_mode`; ids: of its leaves, by the compiler's own names.
+
+    told: what Inductor's inner step was told of the graph.
+    """
 
     plan: Plan
     anatomy: Anatomy
     graph: Any
     fake_mode: Any
     ids: dict[str, str]
+    told: Mapping[str, Any]
 
     def under(self, plan: Plan) -> Anatomy | None:
         """The anatomy under a plan that differs by its groups; None under another, or where the graph must be lowered for it."""
@@ -64,20 +69,23 @@ class Lowered:
         return self._scheduled(self.plan) == self.anatomy.groups
 
     def _scheduled(self, plan: Plan) -> Groups | None:
-        """The groups that come of the plan's; None where leaves came to be named otherwise."""
+        """The groups that come of the plan's; None where that cannot be told: the graph is to be lowered anew."""
         from torch._inductor.debug import DebugContext
         from torch._inductor.scheduler import Scheduler
 
         realised = Realised({})
-        with (
-            in_force(plan, realised, NEVER, None, None, self.graph.module, {}),
-            DebugContext(),
-            V.set_fake_mode(self.fake_mode),
-            V.set_graph_handler(self.graph),
-            V.set_extern_kernel_nodes([]),
-        ):
-            try:
+        try:
+            with (
+                plan_in_force(plan, realised, NEVER, None, None, self.graph.module, self.told),
+                DebugContext(),
+                V.set_fake_mode(self.fake_mode),
+                V.set_graph_handler(self.graph),
+                V.set_extern_kernel_nodes([]),
+            ):
                 Scheduler(self.graph.operations)
-            except PlanNotRealised as error:
-                return error.groups if realised.ids == self.ids else None
+        except PlanNotRealised as error:
+            return error.groups if realised.ids == self.ids else None
+        # A short cut of ours, which the compiler does not know: what goes wrong on it says nothing of the plan.
+        except Exception as error:
+            events.count(f"not scheduled again: {type(error).__name__}")
         return None

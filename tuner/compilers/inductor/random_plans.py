@@ -18,6 +18,7 @@ from torch import fx
 
 from tuner.canonical import digest
 from tuner.compilers.inductor import events
+from tuner.compilers.inductor.ambient import ambient
 from tuner.compilers.inductor.apply import APPLY_VERSION, Realised, applied
 from tuner.compilers.inductor.capture import form_of
 from tuner.compilers.inductor.decompose import TableWithout, late_decompose, register_native
@@ -28,14 +29,14 @@ from tuner.compilers.inductor.knobs import unrunnable
 from tuner.compilers.inductor.program import copied, is_training
 from tuner.compilers.inductor.users import option_names
 from tuner.errors import PlanRefused, RandomPlanFailed, UnsupportedGraph, one_line
-from tuner.plan import Plan
-from tuner.search_spaces.inductor_knobs import knobs_for
+from tuner.plan import ConfigValue, Plan
+from tuner.search_spaces.inductor_knobs import fixed_by_user, knobs_for
 from tuner.search_spaces.native import NATIVE_OPS
-from tuner.search_spaces.parameters import Integer
+from tuner.search_spaces.parameters import Parameter, grid
 from tuner.search_spaces.validate import check_plan
 
 # Changes when other plans come of the same seed: it is in the compile caches' key.
-DRAW_VERSION = 3
+DRAW_VERSION = 4
 # How often a graph is left to eager, one of its ops kept native, a knob turned, its leaves grouped at random, its values cut.
 EAGER, NATIVE, KNOB, GROUPED, CUT = 0.1, 0.3, 0.15, 0.85, 0.5
 # How many of the values are cut that may be.
@@ -117,7 +118,7 @@ class _Randomly:
 
     def __init__(self, seed: str, program: str, left: tuple[str, ...], tag: str, inner: Inner):
         self.seed, self.program, self.left, self.tag, self.inner = seed, program, left, tag, inner
-        self.fixed = option_names(inner)
+        self.fixed = option_names(inner) | fixed_by_user(ambient())
         self.failed: RandomPlanFailed | None = None
 
     def inner_compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -167,7 +168,7 @@ def _drawn(seed: str, gm: fx.GraphModule, left: tuple[str, ...], fixed: frozense
             kept.append(op)
         else:
             kept += [f"{op}#{i}" for i in range(calls[op]) if draw.random() < NATIVE]
-    knobs = sorted(knobs_for("cpu", threads=2).items())
+    knobs = sorted(knobs_for("cpu", torch.get_num_threads()).items())
     config = {name: _value(draw, knob) for name, knob in knobs if name not in fixed and draw.random() < KNOB}
     config = {name: value for name, value in config.items() if not unrunnable([(name, value)])}
     plan = check_plan(Plan(native=tuple(sorted(kept)), config=tuple(sorted(config.items()))))
@@ -175,10 +176,9 @@ def _drawn(seed: str, gm: fx.GraphModule, left: tuple[str, ...], fixed: frozense
     return Draw(plan, dealt, DrawnCuts(seed, draw.choice(SHARES)) if draw.random() < CUT else None)
 
 
-def _value(draw: random.Random, knob: Any) -> Any:
-    if draw.random() < 0.5 or not isinstance(knob, Integer):
-        return draw.choice(knob.trials)
-    return draw.randint(knob.low, knob.high)
+def _value(draw: random.Random, knob: Parameter) -> ConfigValue:
+    """One that a search may choose, but the default."""
+    return draw.choice([value for value in grid(knob) if value is not None and value != knob.default])
 
 
 def _may_be_left_to_eager(gm: fx.GraphModule) -> bool:
