@@ -69,8 +69,8 @@ class Script:
     "open", by the graph's name. busy: what makes a stretch of these plans untrustworthy, if anything. whole: what differs in the
     answer to "open whole" or "open sequence", with "ms", the times of default and planned, one pair for each process. at: by how
     much a plan, or the default, takes longer at one of a symbolic graph's sizes. profiled: a verdict on a plan whose
-    kernels have no times, or {"raise": error}. anatomy: what differs in its answer. limits_s: of each "time";
-    opening_limits_s: of each "open".
+    kernels have no times, or {"raise": error}; or {"compile_s": seconds that compiling it took}. anatomy: what differs in its
+    answer. limits_s: of each "time"; opening_limits_s: of each "open".
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class ScriptedWorker:
     def ask(self, timeout_s: float, **request: Any) -> Told:
         assert self.alive, "a worker that was killed cannot be asked"
         assert timeout_s > 0
-        self.script.requests.append({**request, "process": self.number})
+        self.script.requests.append({**request, "process": self.number, "limit_s": timeout_s})
         if request["do"] in (limits := {"time": self.script.limits_s, "open": self.script.opening_limits_s}):
             limits[request["do"]].append(timeout_s)
         answers = {"open": self._open, "try": self._try, "time": self._time, "open whole": self._open_whole}
@@ -192,16 +192,18 @@ class ScriptedWorker:
 
     def _profile(self, plans: list[Told], rounds: int, seed: int) -> Told:
         """One kernel in which all the time is spent."""
-        times, failed = {}, {}
+        times, failed, compile_s = {}, {}, 0.0
         for plan in (DEFAULT, *map(Plan.from_json, plans)):
             told = self._raising({**self.script.profiled(plan)})
+            compile_s += told.get("compile_s", 0.0)
             leaves = [leaf for group in ONE_GROUP for leaf in group]
             ms = 1.0 if plan.is_default else self.script.ms(plan)
             if "status" in told:
                 failed[plan.key] = told
             else:
                 times[plan.key] = {"kernels": [[leaves, ms]], "library_ms": 0.0, "total_ms": ms}
-        return {**CONDITIONS, "status": "ok", "times": times, "failed": failed, "resident_bytes": self.resident}
+        told = {"status": "ok", "times": times, "failed": failed, "compile_s": compile_s}
+        return {**CONDITIONS, **told, "resident_bytes": self.resident}
 
     def _samples(self, plan: Plan, samples: int) -> list[float]:
         made = noisy(1.0 if plan.is_default else self.script.ms(plan) * self.script.odd(plan, self.number), samples)

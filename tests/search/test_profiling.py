@@ -61,3 +61,35 @@ def test_a_lost_device_replaces_the_worker(monkeypatch):
         assert on.profile([A], 1).failed[A.key]["status"] == "crash"
         assert on.try_plan(B, None, ())["status"] == "ok"
     assert len(script.workers) == 2
+
+
+def test_what_of_a_profile_was_compiling_is_booked_as_that(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("tuner.search.bench.time.monotonic", lambda: now[0])
+
+    def taking(plan: Plan) -> dict[str, Any]:
+        # Compiled, then called.
+        now[0] += 5.0 + 0.5
+        return {"compile_s": 5.0}
+
+    Script(profiled=taking).play(monkeypatch)
+    with bench() as on:
+        on.open(resolved())
+        on.profile([A, B], 3)
+        assert on.seconds == {"compiling": pytest.approx(15.0), "measuring": pytest.approx(1.5)}
+
+
+def test_a_profile_over_which_the_worker_is_lost_was_compiling(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("tuner.search.bench.time.monotonic", lambda: now[0])
+
+    def hanging(plan: Plan) -> dict[str, Any]:
+        now[0] += 7.0
+        return {"raise": WorkerTimeout("hangs")}
+
+    Script(profiled=hanging).play(monkeypatch)
+    with bench() as on:
+        on.open(resolved())
+        with pytest.raises(WorkerTimeout):
+            on.profile([], 3)
+        assert (on.seconds["compiling"], on.seconds["measuring"]) == (7.0, 0.0)

@@ -5,6 +5,7 @@ Runs in the child only.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,13 +37,15 @@ def profile(session: Session, plans: Sequence[Plan], rounds: int, seed: int) -> 
     """Times of the kernels of the default and the plans, interleaved, at the first of the policy's sizes.
 
     times: KernelTimes as JSON by plan key, the default's among them. failed: a verdict on each that could not be timed; on all,
-    where this device or these settings do not tell kernels apart. conditions: see Stretch. Outputs are not checked.
+    where this device or these settings do not tell kernels apart. conditions: see Stretch. compile_s: seconds that compiling and
+    first calls took. Outputs are not checked.
     """
     wanted = {plan.key: plan for plan in (Plan(), *plans)}
     policy, one = session.policy, session.sized[0]
     if reason := _cannot_profile(session):
         verdict = {"status": "refused", "why": "not profiled", "message": reason}
-        return {"status": "ok", "times": {}, "failed": dict.fromkeys(wanted, verdict), "conditions": {}}
+        return {"status": "ok", "times": {}, "failed": dict.fromkeys(wanted, verdict), "conditions": {}, "compile_s": 0.0}
+    started = time.monotonic()
     made: dict[str, Profiled] = {}
     failed: dict[str, dict[str, Any]] = {}
     for key, plan in wanted.items():
@@ -51,8 +54,9 @@ def profile(session: Session, plans: Sequence[Plan], rounds: int, seed: int) -> 
             made[key] = found
         else:
             failed[key] = found
+    told = {"status": "ok", "failed": failed, "compile_s": time.monotonic() - started}
     if not made:
-        return {"status": "ok", "times": {}, "failed": failed, "conditions": {}}
+        return {**told, "times": {}, "conditions": {}}
     stretch = measure_stretch(
         session.device,
         [call for found in made.values() for call in (found.call, found.watched)],
@@ -66,7 +70,7 @@ def profile(session: Session, plans: Sequence[Plan], rounds: int, seed: int) -> 
     one.put_back()
     times = {key: found.kernels.times(rounds * one.repetitions).to_json() for key, found in made.items()}
     busy = {"busy": stretch.busy} if stretch.busy else {}
-    return {"status": "ok", "times": times, "failed": failed, "conditions": {**stretch.conditions, **busy}}
+    return {**told, "times": times, "conditions": {**stretch.conditions, **busy}}
 
 
 def _cannot_profile(session: Session) -> str:
