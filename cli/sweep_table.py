@@ -144,9 +144,11 @@ def result_lines(outcome: Outcome) -> list[str]:
     """The result of one workload for people."""
     name = _name(outcome)
     winner, p = outcome.winner, outcome.progress
+    # A compiler's message may have many lines.
+    notes = [f"    {note.strip().splitlines()[0]}" for note in p.notes if note.strip()]
     if winner is None:
         left = f"not tuned: {outcome.not_tuned}" if outcome.not_tuned else ""
-        return [f"{name}: {left or outcome.error or 'not finished'}"]
+        return [f"{name}: {left or outcome.error or 'not finished'}", *notes]
     lines = [
         f"{name}: default {winner.default_ms:.3f} ms, winner {winner.winner_ms:.3f} ms, {winner.speedup:.2f}x "
         f"({winner.speedup_low:.2f} to {winner.speedup_high:.2f}), {winner.plan.describe()}"
@@ -161,7 +163,7 @@ def result_lines(outcome: Outcome) -> list[str]:
             else f"    the whole callable: {whole.default_ms:.3f} ms, with its plans {whole.planned_ms:.3f} ms, "
             f"{speedup(whole.speedup, whole.speedup_low, whole.speedup_high)}: {whole.verdict}"
         )
-    lines += [f"    {note}" for note in p.notes]
+    lines += notes
     if p.over_memory is not None and p.over_memory[0] > winner.speedup:
         ratio, memory, plan = p.over_memory
         lines.append(
