@@ -129,9 +129,9 @@ def test_buckets_with_a_plan_in_quarantine_are_searched_anew(sweep: Callable[...
 def test_all_sizes_together_may_err_as_often_as_one_search(sweep: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     errors: list[float] = []
 
-    def spied(screenings: Any, store: Any, policy: Any, effort: Any, *rest: Any) -> Any:
+    def spied(screenings: Any, store: Any, policy: Any, effort: Any, *rest: Any, **more: Any) -> Any:
         errors.append(effort.final_error)
-        return run_finals(screenings, store, policy, effort, *rest)
+        return run_finals(screenings, store, policy, effort, *rest, **more)
 
     monkeypatch.setattr("tuner.search.dispatch.run_finals", spied)
     sweep(Script(at=speeds(SPEEDS)), SYMBOLIC, rules=RULES)
@@ -160,3 +160,11 @@ def test_limits_lie_at_geometric_midpoints_and_equal_neighbours_are_one() -> Non
     assert buckets_of(made, ["another"], "s0") == []
     kept = merged([Bucket("s0", 4, one), Bucket("s0", 22, one), Bucket("s0", 90, other), Bucket("s0", None, one)])
     assert [(bucket.up_to, bucket.plans) for bucket in kept] == [(22, one), (90, other), (None, one)]
+
+
+def test_the_winners_at_single_sizes_have_no_kernels_timed(sweep: Callable[..., Any]) -> None:
+    script = Script(at=speeds(SPEEDS))
+    found = sweep(script, SYMBOLIC, rules=RULES).dispatches["made.py:up"]
+    assert found.winners
+    assert not any("kernels" in one.evidence for made in found.winners.values() for one in made.values())
+    assert len(script.asked("profile")) <= 1, "of the graph itself alone"

@@ -12,7 +12,7 @@ from tuner.cache.sqlite import SqliteStore
 from tuner.errors import UnsupportedGraph, WorkerDied
 from tuner.search import kernels
 from tuner.search.bench import DEFAULT
-from tuner.search.kernels import kernels_of
+from tuner.search.kernels import FINAL_S, LITTLE_S, kernels_of, kernels_of_loss
 
 
 def told_of(script: Script, sweep: Any) -> dict[str, Any]:
@@ -74,3 +74,50 @@ def test_of_too_many_leaves_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(kernels, "MAX_LEAVES", len(LEAVES) - 1)
         assert kernels_of(on, DEFAULT) == {}
     assert len(script.asked("profile")) == 1
+
+
+def test_where_nothing_came_near_the_default_its_kernels_are_worth_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script().play(monkeypatch)
+    with bench() as on:
+        on.open(resolved())
+        assert kernels_of_loss(on, 10.0) == {}, "the seconds are as good as used up"
+        assert not script.asked("anatomy")
+        assert set(kernels_of_loss(on, 25.0)) == {"default"}
+        assert set(kernels_of_loss(on, 1000.0)) == {"default"}
+        monkeypatch.setattr(kernels, "FEW_KERNELS", 0)
+        assert kernels_of_loss(on, 1000.0) == {}, "there are too many"
+        on.close()
+        monkeypatch.undo()
+        assert kernels_of_loss(on, 1000.0) == {}, "the graph is not open any more"
+    short, long = script.asked("profile")
+    assert short["limit_s"] <= 25.0
+    assert 25.0 < long["limit_s"] <= LITTLE_S
+
+
+def test_kernels_that_take_too_long_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("tuner.search.bench.time.monotonic", lambda: now[0])
+
+    def slowly(plan: Any) -> dict[str, Any]:
+        now[0] += 0.6 * FINAL_S
+        return {}
+
+    script = Script(anatomy=slowly).play(monkeypatch)
+    with bench() as on:
+        on.open(resolved())
+        assert {name: set(one) for name, one in kernels_of(on, A).items()} == {"default": {"anatomy"}, "winner": {"anatomy"}}
+    assert [request["limit_s"] <= FINAL_S for request in script.asked("anatomy")] == [True, True]
+    assert not script.asked("profile")
+
+
+def test_a_sweep_whose_seconds_are_used_up_times_no_kernels_of_a_default_that_won(sweep, monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("tuner.search.bench.time.monotonic", lambda: now[0])
+
+    def tried(plan: Any) -> dict[str, Any]:
+        now[0] += EFFORT.seconds + 1
+        return {}
+
+    script = Script(lambda plan: 1.5, tried)
+    assert told_of(script, sweep) == {}
+    assert not script.asked("profile")

@@ -8,14 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from numpy.linalg import LinAlgError
 from scripted import EFFORT, GELU, ONE_CANDIDATE, POLICY, A, Script, Told, resolved
 from stored import query, winner
 
 from tuner.cache.sqlite import SqliteStore
-from tuner.errors import DeviceBusy, UnsupportedGraph, WorkerDied, WorkerTimeout
+from tuner.errors import DeviceBusy, UnsupportedGraph, WorkerDied, WorkerTimeout, one_line
 from tuner.measurement import Policy
 from tuner.plan import Plan
 from tuner.search.rules import MAX_JOBS
+from tuner.search.screen import screen
 from tuner.search.sweep import plan_sweep, run_sweep
 from tuner.search_spaces.space import Candidate, candidates
 from tuner.workers.limits import WARM_UP_SAMPLES
@@ -176,6 +178,24 @@ def test_a_graph_whose_default_fails_fails_alone(sweep, store: SqliteStore, erro
     assert odd.error is error
     assert (odd.winner, good.winner.plan) == (None, A)
     assert store.winner(query("odd").exact_key) is None
+
+
+@pytest.mark.parametrize("error", [LinAlgError("Singular matrix"), ZeroDivisionError("division by zero")])
+def test_a_search_that_cannot_compute_costs_the_other_workloads_nothing(
+    sweep, store: SqliteStore, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def screening(bench: Any, pool: Any, graph: Any, *more: Any) -> Any:
+        found = screen(bench, pool, graph, *more)
+        if graph.query == query("b"):
+            raise error
+        return found
+
+    monkeypatch.setattr("tuner.search.sweep.screen", screening)
+    good, bad = sweep(faster(), resolved((GELU,), "a"), resolved((GELU,), "b")).outcomes
+    assert (good.winner.plan, good.progress.phase, good.error) == (A, "done", None)
+    assert (bad.winner, bad.progress.phase) == (None, "failed")
+    assert str(bad.error) == f"the search could not compute what to try next: {one_line(error)}"
+    assert store.measurements(query("b").exact_key, "screen"), "what was measured is there for the next sweep"
 
 
 def test_an_interrupted_sweep_leaves_no_process_and_keeps_what_was_measured(

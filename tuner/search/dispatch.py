@@ -210,7 +210,7 @@ def _winners_at(
             key = screening.resolved.query.exact_key
             bench.seconds = seconds[key]
             screening.finalists = race(bench, screening, store, effort, progress[key])
-    evidence = run_finals(screenings, store, policy, effort, lambda _: None, seconds)
+    evidence = run_finals(screenings, store, policy, effort, lambda _: None, seconds, kernels=False)
     made: dict[str, Winner] = {}
     for screening in screenings:
         key = screening.resolved.query.exact_key

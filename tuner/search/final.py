@@ -88,10 +88,11 @@ def run_finals(
     watch: Callable[[Screening], None],
     seconds: Mapping[str, dict[str, float]],
     rules: Rules | None = None,
+    kernels: bool = True,
 ) -> dict[str, Evidence]:
     """Measures the finalists of all workloads, in fresh processes which they share, on fresh inputs, until each is decided.
 
-    Each measurement is stored when it ends; in the last process the kernels of default and winner are timed.
+    Each measurement is stored when it ends. kernels: time those of default and winner one by one in the last process.
     watch: called before each workload in each process. seconds: by exact-match key, what is spent on each workload. By
     exact-match key.
     """
@@ -110,7 +111,7 @@ def run_finals(
                     for measurement in _one_process(bench, item, effort):
                         store.add_measurement(measurement)
                         item.measurements.setdefault(measurement.plan.key, []).append(measurement)
-                    if item.ends(process + 1, effort):
+                    if kernels and item.ends(process + 1, effort):
                         best = best_of(item, effort)
                         item.screening.kernels = kernels_of(bench, DEFAULT if best is None else best.plan)
                 # The default is at fault, or the machine, and no candidate: there is nothing to conclude from.

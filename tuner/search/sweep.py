@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+from numpy.linalg import LinAlgError
+
 from tuner.answer import ProgramChoice
 from tuner.cache.contract import Store
-from tuner.errors import DeviceBusy, SpecError, TunerError, WorkerError
+from tuner.errors import DeviceBusy, SpecError, TunerError, WorkerError, one_line
 from tuner.measurement import Policy, ProgramFinal, Winner
-from tuner.search.bench import DEFAULT, Bench
+from tuner.search.bench import Bench
 from tuner.search.dispatch import DispatchSearch, choose_dispatch, settled_dispatch, wants_dispatch
 from tuner.search.effort import RANKS, Effort
 from tuner.search.final import conclude, run_finals
 from tuner.search.heats import race, racers_of
-from tuner.search.kernels import kernels_of
+from tuner.search.kernels import kernels_of_loss
 from tuner.search.native_table import TableSearch, choose_table, sizes_vary, wants_table, withdraw_choices
 from tuner.search.progress import Progress
 from tuner.search.rules import MAX_JOBS, SEED, Rules
@@ -161,7 +163,7 @@ def _tune(to_tune: Mapping[str, Outcome], store: Store, policy: Policy, effort: 
                 screenings[key] = found
                 # Here and below the default has won, and the graph is open.
                 if not racers_of(found, effort):
-                    found.kernels = kernels_of(bench, DEFAULT)
+                    found.kernels = kernels_of_loss(bench, effort.seconds - outcome.progress.elapsed_s)
     with _bench(1, policy, effort, rules) as bench:
         for key, screening in screenings.items():
             with _failing(to_tune[key]):
@@ -169,7 +171,7 @@ def _tune(to_tune: Mapping[str, Outcome], store: Store, policy: Policy, effort: 
                 raced = bool(racers_of(screening, effort))
                 screening.finalists = race(bench, screening, store, effort, to_tune[key].progress)
                 if raced and not screening.finalists:
-                    screening.kernels = kernels_of(bench, DEFAULT)
+                    screening.kernels = kernels_of_loss(bench, effort.seconds - to_tune[key].progress.elapsed_s)
     screenings = {key: screening for key, screening in screenings.items() if to_tune[key].error is None}
 
     def watch(screening: Screening) -> None:
@@ -200,6 +202,9 @@ def _failing(outcome: Outcome) -> Iterator[None]:
         yield
     except (SpecError, WorkerError, DeviceBusy) as error:
         outcome.fail(error)
+    # Matrices of what was measured can be singular, times zero. What was measured is in the store.
+    except (ArithmeticError, LinAlgError) as error:
+        outcome.fail(TunerError(f"the search could not compute what to try next: {one_line(error)}"))
 
 
 def _conclude(sweep: Sweep, first: Mapping[str, Outcome], store: Store, policy: Policy, effort: Effort) -> None:
