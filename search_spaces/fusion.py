@@ -7,15 +7,12 @@ alike. What is found for one of them holds for all, and what is chosen within on
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from tuner.anatomy import Anatomy
 from tuner.plan import Groups, canonical_groups
-from tuner.search_spaces.cut_sites import cut_sites as cut_sites
 from tuner.search_spaces.groups import convex_sets
-from tuner.search_spaces.groups import waits as waits
-from tuner.search_spaces.groups import why_not as why_not
 from tuner.search_spaces.islands import islands
 from tuner.structure import structural_order
 
@@ -34,17 +31,6 @@ class Region:
 def no_fusion(groups: Groups) -> Groups:
     """Every leaf alone."""
     return canonical_groups((leaf,) for group in groups for leaf in group)
-
-
-def single_splits(groups: Groups) -> Iterator[Groups]:
-    """Every partition that cuts one group of `groups` in two, at one place of its canonical order; middle cuts first.
-
-    A group of n leaves gives n - 1 splits. Middle first: when a budget ends early, halves tell more than slivers.
-    """
-    for index, group in enumerate(groups):
-        middle = len(group) / 2
-        for place in sorted(range(1, len(group)), key=lambda i: (abs(i - middle), i)):
-            yield canonical_groups((*groups[:index], group[:place], group[place:], *groups[index + 1 :]))
 
 
 def regions(anatomy: Anatomy) -> tuple[Region, ...]:

@@ -81,28 +81,6 @@ def waits(anatomy: Anatomy, leaves: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def why_not(anatomy: Anatomy, group: Iterable[int]) -> str:
-    """Why these leaves cannot share a kernel, whatever the compiler; "" if nothing stands against it. A leaf alone always can."""
-    members = set(group)
-    if len(members) < 2:
-        return ""
-    name = [leaf.id for leaf in anatomy.leaves]
-    for leaf in sorted(members):
-        if not anatomy.leaves[leaf].fusable:
-            return f"no kernel is generated for {name[leaf]}"
-    if between := _between(anatomy, sorted(members)):
-        return f"{name[min(between)]} has to run in between"
-    linked = {leaf: {leaf} for leaf in members}
-    for together in _touching(anatomy, sorted(members)).values():
-        for leaf in together:
-            linked[leaf] |= together.keys()
-    part, todo = set[int](), [min(members)]
-    while todo:
-        part |= (new := linked[todo.pop()] - part)
-        todo += new
-    return f"{name[min(members - part)]} shares no buffer with {name[min(members)]}" if part != members else ""
-
-
 class Ways:
     """Some leaves, and the ways between them: those that lead through each other, and through leaves that stand between."""
 

@@ -1,15 +1,13 @@
-"""The candidates of one graph, in the order in which they are worth trying."""
+"""What a candidate is; those that set one knob, or keep one occurrence of an op native."""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from tuner.plan import Groups, Plan
-from tuner.search_spaces.fusion import no_fusion, single_splits
-from tuner.search_spaces.inductor_knobs import REALIZE, knobs_for
+from tuner.plan import Plan
+from tuner.search_spaces.inductor_knobs import REALIZE
 from tuner.search_spaces.parameters import Parameter
 
 SPACE_VERSION = 4
@@ -26,33 +24,6 @@ class Candidate:
 
     label: str
     plan: Plan
-
-
-def candidates(
-    default_groups: Groups, native_ops: Iterable[str], knobs: Mapping[str, Parameter] = knobs_for("cpu")
-) -> Iterator[Candidate]:
-    """All candidates but the default: no fusion, eager, each native op kind, the knobs' trials in turn, single occurrences of
-    native op kinds, each single split.
-
-    default_groups: as the default realises them. native_ops: ops of the graph that NATIVE_OPS declares, once for each occurrence.
-    knobs: those that may change something, see `knobs_for`.
-    Broad changes come before narrow ones, one value of each knob before the second of any, so that a short budget sees every
-    dimension.
-    """
-    occurrences = Counter(native_ops)
-    grouped = any(len(group) > 1 for group in default_groups)
-    if grouped:
-        yield Candidate("no fusion", Plan(groups=no_fusion(default_groups)))
-    # Nothing is decomposed for it that may stay whole: what eager itself would run.
-    yield Candidate("eager", Plan(compiler="eager", native=tuple(sorted(occurrences))))
-    for op in sorted(occurrences):
-        yield Candidate(f"native {op}", Plan(native=(op,)))
-    yield from knob_candidates(knobs)
-    yield from single_natives(occurrences)
-    if grouped:
-        for groups in single_splits(default_groups):
-            if any(len(group) > 1 for group in groups):
-                yield Candidate("split", Plan(groups=groups))
 
 
 def knob_candidates(knobs: Mapping[str, Parameter]) -> Iterator[Candidate]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from splits import single_splits
 
 from tuner.anatomy import Anatomy, Leaf
 from tuner.compilers.inductor import events
@@ -21,7 +22,7 @@ from tuner.compilers.inductor.hooks import compile_fx
 from tuner.compilers.inductor.lowered import lower
 from tuner.compilers.inductor.program import copied
 from tuner.plan import Plan
-from tuner.search_spaces.fusion import no_fusion, single_splits
+from tuner.search_spaces.fusion import no_fusion
 from tuner.workers.builder import Builder, fake_inputs
 from tuner.workload.graph import Graph
 

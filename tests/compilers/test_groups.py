@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from serving import gelu_of_norm, pointwise_then_sum, realise
+from splits import single_splits
 
 from tuner.compilers.inductor.apply import compile_candidate
 from tuner.compilers.inductor.capture import capture, form_of
@@ -14,7 +15,7 @@ from tuner.compilers.inductor.hooks import compile_fx, functorch_config
 from tuner.compilers.inductor.program import copied
 from tuner.errors import DuplicateCode, PlanNotRealised
 from tuner.plan import Groups, Plan
-from tuner.search_spaces.fusion import no_fusion, single_splits
+from tuner.search_spaces.fusion import no_fusion
 from tuner.workload.fx import make_inputs, to_fx
 from tuner.workload.graph import Graph
 from tuner.workload.symbolic import symbolic_module

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
+from splits import single_splits
 from stored import program, query
 
 from tuner.anatomy import Anatomy, Leaf
@@ -19,7 +20,8 @@ from tuner.search.progress import Progress
 from tuner.search.rules import SEED, Rules
 from tuner.search.workloads import Resolved
 from tuner.search_spaces.inductor_knobs import knobs_for
-from tuner.search_spaces.space import Candidate, candidates
+from tuner.search_spaces.lowering import first_choices
+from tuner.search_spaces.space import Candidate, knob_candidates
 from tuner.workload.graph import Graph, Node
 
 POLICY = Policy.for_cpu(1)
@@ -29,11 +31,18 @@ EFFORT = Effort("quick", trials=100, seconds=100.0, race_samples=20, final_sampl
 GELU, SILU = "aten.gelu.default", "aten.silu.default"
 A = Plan(native=(GELU,))
 ONE_CANDIDATE = Rules(jobs=1, space=lambda groups, native: [Candidate("the only one", A)])
-# Not a search: what is tried is known beforehand.
-LISTED = Rules(space=lambda groups, native: candidates(groups, native, KNOBS))
 KNOBS = knobs_for("cpu", calls=())
 CONDITIONS = {"conditions": {"clock_mhz": 3000}}
 Told = dict[str, Any]
+
+
+def listed(groups: Groups, native: Iterable[str]) -> list[Candidate]:
+    """Not a search: what is tried is known beforehand. What is tried first, but for cuts; then each split of one group."""
+    splits = [Candidate("split", Plan(groups=split)) for split in single_splits(groups)]
+    return [*first_choices(groups, native, [], knob_candidates(KNOBS)), *splits]
+
+
+LISTED = Rules(space=listed)
 
 
 def resolved(native: tuple[str, ...] = (), name: str = "a", spec: str = "made.py:up", made_by: str | None = None) -> Resolved:

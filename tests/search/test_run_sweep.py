@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from numpy.linalg import LinAlgError
-from scripted import EFFORT, GELU, ONE_CANDIDATE, POLICY, A, Script, Told, resolved
+from scripted import EFFORT, GELU, ONE_CANDIDATE, POLICY, A, Script, Told, listed, resolved
 from stored import query, winner
 
 from tuner.cache.sqlite import SqliteStore
@@ -19,7 +19,7 @@ from tuner.plan import Plan
 from tuner.search.rules import MAX_JOBS
 from tuner.search.screen import screen
 from tuner.search.sweep import plan_sweep, run_sweep
-from tuner.search_spaces.space import Candidate, candidates
+from tuner.search_spaces.space import Candidate
 from tuner.workers.limits import WARM_UP_SAMPLES
 from tuner.workers.process import CHILD
 from tuner.workload.graph import Node
@@ -209,7 +209,7 @@ def test_an_interrupted_sweep_leaves_no_process_and_keeps_what_was_measured(
     script = faster(busy=busy).play(monkeypatch)
     plan = plan_sweep([resolved((GELU,))], EFFORT, lambda: None)
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(plan, store, POLICY, EFFORT, False, replace(ONE_CANDIDATE, space=candidates))
+        run_sweep(plan, store, POLICY, EFFORT, False, replace(ONE_CANDIDATE, space=listed))
     assert not any(worker.alive for worker in script.workers)
     assert len(store.measurements(query().exact_key, "screen")) == 2
     assert plan.outcomes[0].winner is None

@@ -6,7 +6,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scripted import EFFORT, GELU, KNOBS, LEAVES, LISTED, ONE_GROUP, POLICY, SILU, Script, Told, bench, resolved, taking, telling
+from scripted import (
+    EFFORT,
+    GELU,
+    KNOBS,
+    LEAVES,
+    LISTED,
+    ONE_GROUP,
+    POLICY,
+    SILU,
+    Script,
+    Told,
+    bench,
+    listed,
+    resolved,
+    taking,
+    telling,
+)
+from splits import single_splits
 from stored import query, winner
 
 from tuner.cache.sqlite import SqliteStore
@@ -16,8 +33,8 @@ from tuner.plan import Groups, Plan
 from tuner.search.bench import Bench
 from tuner.search.rules import Rules
 from tuner.search.screened import Screening
-from tuner.search_spaces.fusion import no_fusion, single_splits
-from tuner.search_spaces.space import Candidate, candidates
+from tuner.search_spaces.fusion import no_fusion
+from tuner.search_spaces.space import Candidate
 
 # What the graphs here, of no operations, may be compiled with.
 NATIVE = Plan(native=(GELU,))
@@ -327,7 +344,7 @@ def test_where_outputs_cannot_be_checked_only_groups_vary(run) -> None:
     _, seen = run(script)
     assert script.tried
     assert all(plan == Plan(groups=plan.groups) for plan in script.tried)
-    others = [candidate for candidate in candidates(ONE_GROUP, (GELU,), KNOBS) if candidate.plan not in script.tried]
+    others = [candidate for candidate in listed(ONE_GROUP, (GELU,)) if candidate.plan not in script.tried]
     assert seen.refused == {"not checkable": len(others)}
 
 

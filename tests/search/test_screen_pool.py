@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from scripted import EFFORT, GELU, LEAVES, ONE_GROUP, Script, Told, resolved, taking, telling
+from splits import single_splits
 from stored import query
 
 from tuner.cache.sqlite import SqliteStore
 from tuner.errors import WorkerTimeout
 from tuner.plan import Plan
 from tuner.search.screen import BATCH
-from tuner.search_spaces.fusion import single_splits
 from tuner.workload.graph import Node
 
 NATIVE = Plan(native=(GELU,))
@@ -133,7 +133,7 @@ def test_the_pool_opens_the_graph_as_the_measuring_process_does(run) -> None:
     script = Script()
     run(script, pool=Pool(script, lambda plan: {}))
     (opened,), (asked,) = script.asked("pool open"), script.asked("open")
-    assert {name: value for name, value in asked.items() if name not in ("do", "process")} == {
+    assert {name: value for name, value in asked.items() if name not in ("do", "process", "limit_s")} == {
         name: value for name, value in opened.items() if name != "do"
     }
 

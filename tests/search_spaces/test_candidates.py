@@ -1,20 +1,28 @@
-"""The candidates of a graph: in order of promise, each once, all of them valid."""
+"""What is tried first of a graph: in order of promise, each once, all of it valid."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
 from tuner.plan import Groups, canonical_groups
-from tuner.search_spaces.fusion import no_fusion, single_splits
+from tuner.search_spaces.fusion import no_fusion
 from tuner.search_spaces.inductor_knobs import KNOBS, knobs_for
+from tuner.search_spaces.lowering import first_choices
 from tuner.search_spaces.native import NATIVE_OPS
-from tuner.search_spaces.space import candidates
+from tuner.search_spaces.parameters import Parameter
+from tuner.search_spaces.space import Candidate, knob_candidates
 from tuner.search_spaces.validate import check_plan, validate_plan
 
 ON_CPU = knobs_for("cpu")
+
+
+def candidates(groups: Groups, native: Iterable[str], knobs: Mapping[str, Parameter] = ON_CPU) -> Iterator[Candidate]:
+    """All that is tried first but for cuts."""
+    return first_choices(groups, native, [], knob_candidates(knobs))
 
 
 def leaves(count: int) -> list[str]:
@@ -48,31 +56,6 @@ class TestGroupings:
         assert all(len(group) == 1 for group in alone)
         assert sorted(leaf for (leaf,) in alone) == sorted(leaf for group in groups for leaf in group)
 
-    def test_a_group_of_n_leaves_is_split_in_n_minus_1_ways(self, groups):
-        splits = list(single_splits(groups))
-        assert len(splits) == sum(len(group) - 1 for group in groups)
-        assert len(set(splits)) == len(splits)
-        assert groups not in splits
-
-    def test_a_split_is_a_full_partition_in_canonical_order(self, groups):
-        for split in single_splits(groups):
-            assert sorted(leaf for group in split for leaf in group) == sorted(leaf for group in groups for leaf in group)
-            assert split == canonical_groups(split)
-
-    def test_a_split_cuts_one_group_and_leaves_the_others(self, groups):
-        for split in single_splits(groups):
-            (cut,) = set(groups) - set(split)
-            first, second = sorted(set(split) - set(groups), key=split.index)
-            assert first + second == cut
-
-
-def test_halves_come_before_slivers():
-    (group,) = groups = canonical_groups([leaves(6)])
-    sizes = [sorted(len(part) for part in split) for split in single_splits(groups)]
-    assert sizes[0] == [3, 3]
-    assert [min(size) for size in sizes] == [3, 2, 2, 1, 1]
-    assert len(group) == 6
-
 
 @pytest.mark.parametrize("groups", PARTITIONS, ids=lambda groups: f"{len(groups)} groups")
 @pytest.mark.parametrize("native", [(), ("aten.silu.default", "aten.gelu.default"), tuple(NATIVE_OPS)], ids=len)
@@ -100,10 +83,9 @@ class TestCandidates:
         alone = [candidate.plan.config[0] for candidate in candidates(groups, native, KNOBS) if len(candidate.plan.config) == 1]
         assert Counter(alone) == Counter((name, value) for name, knob in KNOBS.items() for value in knob.trials)
 
-    def test_every_split_and_no_fusion_come_once(self, groups, native):
+    def test_of_groupings_no_fusion_comes_alone(self, groups, native):
         tried = [candidate.plan.groups for candidate in candidates(groups, native) if candidate.plan.groups is not None]
-        assert set(tried) == set(single_splits(groups)) | ({no_fusion(groups)} - {groups})
-        assert len(set(tried)) == len(tried)
+        assert tried == ([] if no_fusion(groups) == groups else [no_fusion(groups)])
 
     def test_they_come_in_the_same_order_every_time(self, groups, native):
         assert list(candidates(groups, native)) == list(candidates(groups, reversed(native)))
@@ -113,8 +95,6 @@ def test_broad_changes_come_before_narrow_ones():
     labels = [candidate.label for candidate in candidates(canonical_groups([leaves(4)]), ["aten.gelu.default"])]
     assert labels[:4] == ["no fusion", "eager", "native aten.gelu.default", "realize all"]
     assert labels[4 : 4 + len(ON_CPU)] == list(ON_CPU), "one value of each knob before the second of any"
-    assert labels[-3:] == ["split"] * 3
-    assert labels.index("split") == len(labels) - 3
 
 
 def test_a_graph_in_which_nothing_is_fused_still_has_knobs_to_try():
@@ -139,8 +119,3 @@ def test_however_many_kinds_occur_twice_few_single_occurrences_are_tried():
     single = [name for native in found for name in native if "#" in name]
     assert len(single) == 12
     assert len({name.partition("#")[0] for name in single}) == min(12, len(NATIVE_OPS)), "no kind waits for all of another"
-
-
-def test_a_group_of_two_is_not_split_where_that_is_no_fusion():
-    plans = [candidate.plan for candidate in candidates(canonical_groups([leaves(2)]), ()) if candidate.plan.groups]
-    assert [plan.groups for plan in plans] == [canonical_groups([leaf] for leaf in leaves(2))]

@@ -6,7 +6,7 @@ import pytest
 from drawn import Drawing
 
 from tuner.anatomy import Anatomy, Op
-from tuner.search_spaces.fusion import cut_sites
+from tuner.search_spaces.cut_sites import cut_sites
 
 
 def softmaxes(count: int, *, mask_first: bool = False, shared: bool = False) -> Anatomy:

@@ -9,7 +9,8 @@ import pytest
 from drawn import Drawing, random_anatomy
 
 from tuner.anatomy import Anatomy
-from tuner.search_spaces.fusion import Region, convex_groups, groups_within, lifted, regions, waits, why_not
+from tuner.search_spaces.fusion import Region, convex_groups, groups_within, lifted, regions
+from tuner.search_spaces.groups import waits
 
 
 def whole(anatomy: Anatomy) -> Region:
@@ -133,26 +134,16 @@ def test_the_same_groups_come_in_the_same_order():
     assert len(convex_groups(anatomy, whole(anatomy), 100)) == 100
 
 
-def test_it_is_told_why_leaves_cannot_share_a_kernel():
-    graph = Drawing()
-    graph.given("x", "y")
-    graph.leaf("norm", ["x"])
-    graph.leaf("mm", ["norm"], library=True)
-    graph.leaf("add", ["mm", "norm"])
-    graph.leaf("apart", ["y"])
-    anatomy = graph.anatomy()
-    _, mm, add, apart = (leaf.id for leaf in anatomy.leaves)
-    assert why_not(anatomy, [0, 1]) == f"no kernel is generated for {mm}"
-    assert why_not(anatomy, [0, 2]) == f"{mm} has to run in between"
-    assert why_not(anatomy, [2, 3]) == f"{apart} shares no buffer with {add}"
-    assert [why_not(anatomy, [leaf]) for leaf in range(4)] == [""] * 4
-
-
 @pytest.mark.parametrize("seed", range(10))
-def test_nothing_stands_against_a_group_that_is_proposed(seed):
+def test_what_is_proposed_in_a_large_region_is_connected_and_convex(seed):
     anatomy = random_anatomy(seed, count=14)
+    below = {leaf: reached(anatomy, leaf) for leaf in range(14)}
     for region in regions(anatomy):
-        assert {why_not(anatomy, group) for group in convex_groups(anatomy, region, 200)} == {""}
+        for group in convex_groups(anatomy, region, 200):
+            outside = set(range(14)) - group
+            assert not any(out in below[leaf] and below[out] & group for leaf in group for out in outside)
+            assert connected(anatomy, group)
+            assert all(anatomy.leaves[leaf].fusable for leaf in group) or len(group) == 1
 
 
 @pytest.mark.parametrize("seed", range(10))
