@@ -3,25 +3,26 @@
     fusion_oracle.py [--table FILE] [--only GRAPH …] [--share 0.25] [--when-busy wait|measure] [--json]
 
 Of each graph in fusion_oracle_graphs.py all groupings that the compiler makes are compiled, checked and timed once, beside the
-default (kept in FILE, so that a run that was interrupted goes on). Then the search, which knows nothing of that, has `--share` of
-as many evaluations: each whole measurement is one, and each profile of a grouping. What it chooses, after a race, and the best
-few of all are timed anew, interleaved, in fresh processes: the first says which of these is the best, the others the regret.
+default (kept in FILE, so that a run that was interrupted goes on; one of another torch or CPU is refused). Then the search, which
+knows nothing of that, has `--share` of as many evaluations: each whole measurement is one, each profile of a grouping, and each
+that races at the end. What it chooses, the best few of all, and what random draws choose are timed anew, interleaved, in fresh
+processes: the first says which of these is the best, the others the regret.
 
 regret: time of the chosen over that of the best, less 1; below 0 where the noise says so. share_of_evaluations: of the groupings
-there are. random_regret: expected of as many groupings drawn without repetition, the best of which is taken; by the times of the
-table. complete: whether all groupings that can be asked for were asked for, or a sample. Aims: a regret of 0.01 on average with a
-quarter of the evaluations.
+there are; raced: of the evaluations, those in the race. random_regret: the same of random choices, mean of several: each is the
+best, by the table, of as many groupings as the search had evaluations, drawn without repetition. complete: whether all groupings
+that can be asked for were asked for, or a sample. Aims: a regret of 0.01 on average with a quarter of the evaluations.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from fusion_oracle_space import realised, requests
 
 from tuner.anatomy import Anatomy
 from tuner.cache.sqlite import SqliteStore
+from tuner.compilers.inductor.ambient import cpu_target, cpu_toolchain
 from tuner.measure.statistics import median_of, median_ratio
 from tuner.measurement import Policy
 from tuner.plan import Groups, Plan, canonical_groups
@@ -37,7 +39,7 @@ from tuner.search.bench import DEFAULT, Bench, open_request
 from tuner.search.budget import Budget
 from tuner.search.effort import EFFORTS
 from tuner.search.groupings import GroupSearch
-from tuner.search.heats import race
+from tuner.search.heats import race, racers_of
 from tuner.search.kernel_costs import KernelCosts
 from tuner.search.progress import Progress
 from tuner.search.rules import SEED, Rules
@@ -51,19 +53,31 @@ HERE = Path(__file__).parent
 # Groupings asked for, at most; compiled ahead at a time.
 MOST, BATCH = 4000, 16
 SAMPLES, FINAL_SAMPLES, PROCESSES, CONTENDERS = 7, 60, 3, 5
+# Random choices that are timed anew.
+RANDOM_CHOICES = 8
 SECONDS = 36_000.0
 
 
 @dataclass
 class Table:
-    """What was measured of a graph's groupings: speed-up over the default by grouping, None where it is wrong or fails."""
+    """What was measured of a graph's groupings: speed-up over the default by grouping, None where it is wrong or fails.
+
+    made_on: "torch", its version, and "cpu", its model.
+    """
 
     path: Path | None
+    made_on: Mapping[str, str]
     rows: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
     @staticmethod
-    def at(path: Path | None) -> Table:
-        return Table(path, json.loads(path.read_text()) if path is not None and path.exists() else {})
+    def at(path: Path | None, here: Mapping[str, str]) -> Table:
+        """That of the file, if there is one. Raises ValueError where it was made with another torch, or on another CPU."""
+        if path is None or not path.exists():
+            return Table(path, here)
+        told = json.loads(path.read_text())
+        if (made_on := told.get("made_on")) != here:
+            raise ValueError(f"{path} was made on {made_on or 'nobody knows what'}, and this is {dict(here)}: name another file")
+        return Table(path, here, told["graphs"])
 
     def of(self, graph: str) -> dict[Groups, float | None]:
         return {canonical_groups(json.loads(text)): ratio for text, ratio in self.rows.get(graph, {}).items()}
@@ -72,8 +86,12 @@ class Table:
         self.rows.setdefault(graph, {}).update({json.dumps(groups): ratio for groups, ratio in found.items()})
         if self.path is not None:
             part = self.path.with_suffix(".part")
-            part.write_text(json.dumps(self.rows))
+            part.write_text(json.dumps({"made_on": dict(self.made_on), "graphs": self.rows}))
             part.replace(self.path)
+
+
+def this_machine() -> dict[str, str]:
+    return {"torch": str(cpu_toolchain()["torch"]), "cpu": cpu_target().sku}
 
 
 def workload(name: str) -> Resolved:
@@ -119,14 +137,22 @@ def ratio_of(bench: Bench, plan: Plan, groups: Groups) -> float | None:
     return median_ratio(times[DEFAULT.key], times[plan.key])
 
 
-def searched(resolved: Resolved, evaluations: int, patience: int) -> tuple[Groups, int]:
-    """What the search for groupings chooses with so many evaluations, and how many it took."""
-    effort = replace(EFFORTS["normal"], trials=evaluations, seconds=SECONDS, patience=patience)
-    progress, rules, policy = Progress(resolved.spec, "", evaluations, SECONDS), Rules(), Policy.for_cpu(1)
+def shared(evaluations: int, racers: int) -> tuple[int, int]:
+    """Of so many evaluations those of the search, and of the race: as many as it takes, a quarter at most."""
+    racing = max(1, min(racers, evaluations // 4))
+    return evaluations - racing, racing
+
+
+def searched(resolved: Resolved, evaluations: int, patience: int) -> tuple[Groups, int, int]:
+    """What the search for groupings chooses with so many evaluations, how many it took, and how many more the race."""
+    normal = EFFORTS["normal"]
+    trying, racing = shared(evaluations, normal.racers)
+    effort = replace(normal, trials=trying, seconds=SECONDS, patience=patience, racers=racing)
+    progress, rules, policy = Progress(resolved.spec, "", trying, SECONDS), Rules(), Policy.for_cpu(1)
     with SqliteStore(":memory:") as store:
         with Bench(policy, SEED + 1, patience) as bench:
             default = bench.open(resolved)
-            budget = Budget(evaluations, SECONDS)
+            budget = Budget(trying, SECONDS)
             trials = Trials(bench, resolved, store, effort, progress, rules, budget)
             trials.open(default)
             search = GroupSearch(trials, KernelCosts(trials), DEFAULT, 1.0, default["default_ms"])
@@ -138,9 +164,10 @@ def searched(resolved: Resolved, evaluations: int, patience: int) -> tuple[Group
         screening = Screening(resolved, default["default_ms"], groups, trials.passed)
         with Bench(policy, SEED + 2, patience) as bench:
             finalists = race(bench, screening, store, effort, progress)
+        raced = len(racers_of(screening, effort))
     chosen = finalists[0].screened.realised if finalists else groups
     assert chosen is not None
-    return chosen, budget.trials
+    return chosen, budget.trials, raced
 
 
 def timed_anew(resolved: Resolved, groupings: Sequence[Groups], patience: int) -> list[list[float]]:
@@ -156,18 +183,17 @@ def timed_anew(resolved: Resolved, groupings: Sequence[Groups], patience: int) -
     return found
 
 
-def regret_of(times_ms: Sequence[Sequence[float]]) -> float:
-    """Of the first over the best: which is the best the first process says, by how much the others."""
+def regret_of(times_ms: Sequence[Sequence[float]], chosen: int = 0) -> float:
+    """Of one over the best: which is the best the first process says, by how much the others."""
     best = min(range(len(times_ms[0])), key=lambda i: times_ms[0][i])
-    return statistics.fmean(times[0] / times[best] for times in times_ms[1:]) - 1
+    return statistics.fmean(times[chosen] / times[best] for times in times_ms[1:]) - 1
 
 
-def random_regret(ratios: Sequence[float], draws: int) -> float:
-    """Expected regret of the best of so many drawn without repetition."""
-    costs = sorted(1 / ratio for ratio in ratios)
-    count, draws = len(costs), min(draws, len(costs))
-    chances = [comb(count - rank - 1, draws - 1) / comb(count, draws) for rank in range(count)]
-    return sum(chance * cost for chance, cost in zip(chances, costs, strict=True)) / costs[0] - 1
+def random_choices(ratios: Mapping[Groups, float], draws: int, seed: int = SEED) -> list[Groups]:
+    """Each the best, as measured, of so many that are drawn without repetition; RANDOM_CHOICES of them."""
+    drawing, everything = random.Random(seed), sorted(ratios)
+    drawn = (drawing.sample(everything, min(draws, len(everything))) for _ in range(RANDOM_CHOICES))
+    return [max(of, key=lambda groups: ratios[groups]) for of in drawn]
 
 
 def row_of(name: str, table: Table, told: argparse.Namespace) -> dict[str, Any]:
@@ -175,17 +201,21 @@ def row_of(name: str, table: Table, told: argparse.Namespace) -> dict[str, Any]:
     patience = 0 if told.when_busy == "measure" else 5
     with hold_device("cpu", say):
         ratios, complete = enumerated(name, resolved, table, patience, told.most)
-        chosen, evaluations = searched(resolved, int(told.share * len(ratios)), patience)
+        chosen, tried, raced = searched(resolved, int(told.share * len(ratios)), patience)
+        evaluations = tried + raced
         best = sorted(ratios, key=lambda groups: -ratios[groups])[:CONTENDERS]
-        times_ms = timed_anew(resolved, [chosen, *(groups for groups in best if groups != chosen)], patience)
+        drawn = random_choices(ratios, evaluations)
+        anew = list(dict.fromkeys([chosen, *best, *drawn]))
+        times_ms = timed_anew(resolved, anew, patience)
     return {
         "name": name,
         "plans": len(ratios),
         "complete": complete,
         "evaluations": evaluations,
+        "raced": raced,
         "share_of_evaluations": evaluations / len(ratios),
         "regret": regret_of(times_ms),
-        "random_regret": random_regret(list(ratios.values()), evaluations),
+        "random_regret": statistics.fmean(regret_of(times_ms, anew.index(groups)) for groups in drawn),
         "best_speedup": max(ratios.values()),
         "chosen_speedup": ratios.get(chosen),
         "chosen_in_space": chosen in ratios,
@@ -206,7 +236,11 @@ def main() -> None:
     parser.add_argument("--when-busy", choices=("wait", "measure"), default="wait")
     parser.add_argument("--json", action="store_true")
     told = parser.parse_args()
-    table, rows = Table.at(told.table), []
+    try:
+        table = Table.at(told.table, this_machine())
+    except ValueError as error:
+        parser.error(str(error))
+    rows = []
     for name in told.only or names:
         rows.append(row_of(name, table, told))
         say(json.dumps(rows[-1]))

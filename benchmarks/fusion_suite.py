@@ -9,7 +9,8 @@
 
 Each graph is timed in processes that only look winners up (fusion_peers.py), all four interleaved. Times are medians over all
 processes; "backward" is a whole training step. speedup_low and speedup_high: 95% interval over processes. geomean_vs_best_peer:
-over the fastest of eager, default and max-autotune of each graph. It exits with 1 where a graph could not be measured.
+over the fastest of eager, default and max-autotune of each graph. A graph that could not be swept or measured is a row with an
+"error", in no mean; then it exits with 1.
 """
 
 from __future__ import annotations
@@ -52,9 +53,20 @@ def swept(spec: str, phase: str, store: Path, threads: int, effort: str, when_bu
     options = ["--phase", phase, "--threads", str(threads), "--effort", effort, "--when-busy", when_busy, "--store", str(store)]
     command = [sys.executable, "-c", TUNER, "sweep", spec, *options, "--json", *more]
     done = subprocess.run(command, env=command_environment(store), capture_output=True, text=True, check=False)
-    told: dict[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {"results": [], "seconds": None}
-    if done.returncode:
-        told["error"] = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
+    return told_by(done.stdout, done.stderr, done.returncode)
+
+
+def told_by(stdout: str, stderr: str, code: int) -> dict[str, Any]:
+    """What a sweep that ended so has said: its JSON, or that of one without results; with "error" where it failed."""
+    try:
+        told = json.loads(stdout)
+    except ValueError:
+        told = None
+    failed = bool(code)
+    if not isinstance(told, dict) or "results" not in told:
+        told, failed = {"results": [], "seconds": None}, True
+    if failed:
+        told["error"] = stderr.strip().splitlines()[-1] if stderr.strip() else f"no answer, exit code {code}"
     return told
 
 
@@ -83,13 +95,13 @@ def note(listed: Listed, told: argparse.Namespace) -> str:
 
 
 def sweep_once(listed: Listed, told: argparse.Namespace, notes: Notes) -> None:
+    """Sweeps what no run before has swept into this store. Raises ValueError with the last words of a sweep that failed."""
     name = note(listed, told)
     if name in notes.rows:
         return
     found = swept(listed.spec, listed.phase, told.store, told.threads, told.effort, told.when_busy)
     if "error" in found:
-        say(f"{name}: {found['error']}")
-        return
+        raise ValueError(f"the sweep failed: {found['error']}")
     winners = [one["plan"] for one in found["results"]]
     notes.keep(name, {"candidates": evaluations(found), "seconds": found["seconds"], "plans": winners})
 
@@ -163,9 +175,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measured(listed: Listed, told: argparse.Namespace, notes: Notes) -> dict[str, Any]:
-    if told.sweep:
-        sweep_once(listed, told, notes)
     try:
+        if told.sweep:
+            sweep_once(listed, told, notes)
         with hold_device("cpu", say):
             found = [timed(listed, told, process) for process in range(told.processes)]
     except (ValueError, subprocess.TimeoutExpired) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import random
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +11,7 @@ from types import ModuleType
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+HERE = {"torch": "2.13.0", "cpu": "made up"}
 
 
 @pytest.fixture(autouse=True)
@@ -56,18 +56,43 @@ def test_the_first_process_says_which_is_the_best_and_the_others_by_how_much(ora
     assert oracle.regret_of([[1.0, 2.0], [1.0, 0.9]]) == pytest.approx(0.0), "what was chosen is the best"
 
 
-def test_the_regret_of_random_draws_is_what_drawing_gives(oracle):
-    ratios = [1.0, 1.1, 1.25, 0.5, 0.8, 2.0]
-    assert oracle.random_regret(ratios, len(ratios)) == pytest.approx(0.0)
-    assert oracle.random_regret(ratios, 1) == pytest.approx(sum(2.0 / ratio for ratio in ratios) / len(ratios) - 1)
-    draw = random.Random(0)
-    drawn = [2.0 / max(draw.sample(ratios, 3)) - 1 for _ in range(20_000)]
-    assert oracle.random_regret(ratios, 3) == pytest.approx(sum(drawn) / len(drawn), abs=0.01)
+def test_a_random_choice_is_measured_anew_like_what_was_chosen(oracle):
+    times_ms = [[2.0, 1.0, 3.0], [1.1, 1.0, 1.5], [1.3, 1.0, 2.5]]
+    assert oracle.regret_of(times_ms, 2) == pytest.approx(1.0)
+
+
+def test_a_random_choice_is_the_best_of_what_was_drawn(oracle):
+    ratios = {((f"{i}:a",),): ratio for i, ratio in enumerate([1.0, 1.1, 1.25, 0.5, 0.8, 2.0])}
+    best = max(ratios, key=ratios.get)
+    assert oracle.random_choices(ratios, len(ratios)) == [best] * oracle.RANDOM_CHOICES
+    assert oracle.random_choices(ratios, 100) == [best] * oracle.RANDOM_CHOICES, "more than there are"
+    few = oracle.random_choices(ratios, 2)
+    assert few == oracle.random_choices(ratios, 2)
+    assert len(set(few)) > 1
+    assert min(ratios.values()) not in {ratios[one] for one in few}, "one of two is never the worst"
+
+
+@pytest.mark.parametrize(("evaluations", "parts"), [(50, (42, 8)), (20, (15, 5)), (2, (1, 1))])
+def test_those_that_race_are_evaluations_too(oracle, evaluations, parts):
+    assert oracle.shared(evaluations, 8) == parts
 
 
 def test_what_was_measured_is_there_for_the_next_run(oracle, tmp_path):
-    table = oracle.Table.at(tmp_path / "table.json")
+    table = oracle.Table.at(tmp_path / "table.json", HERE)
     apart, together = (("0:a",), ("1:b",)), (("0:a", "1:b"),)
     table.keep("a", {apart: 1.5, together: None})
-    assert oracle.Table.at(tmp_path / "table.json").of("a") == {apart: 1.5, together: None}
+    assert oracle.Table.at(tmp_path / "table.json", HERE).of("a") == {apart: 1.5, together: None}
     assert not table.of("b")
+
+
+@pytest.mark.parametrize("there", [{**HERE, "torch": "2.12.0"}, {**HERE, "cpu": "another"}])
+def test_what_was_measured_elsewhere_is_refused(oracle, tmp_path, there):
+    oracle.Table.at(tmp_path / "table.json", there).keep("a", {(("0:a",),): 1.5})
+    with pytest.raises(ValueError, match="was made on"):
+        oracle.Table.at(tmp_path / "table.json", HERE)
+
+
+def test_a_table_that_does_not_say_where_it_was_made_is_refused(oracle, tmp_path):
+    (tmp_path / "table.json").write_text('{"a": {}}')
+    with pytest.raises(ValueError, match="nobody knows"):
+        oracle.Table.at(tmp_path / "table.json", HERE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import math
 import sys
@@ -80,3 +81,31 @@ def test_what_sweeps_took_is_there_for_the_next_run(suite, tmp_path):
     suite.Notes(tmp_path / "store.db").keep("b", {"candidates": 4})
     assert suite.Notes(tmp_path / "store.db").rows == {"a": {"candidates": 3}, "b": {"candidates": 4}}
     assert not suite.Notes(tmp_path / "other.db").rows
+
+
+@pytest.mark.parametrize(
+    ("stdout", "stderr", "code", "error"),
+    [
+        ("", "Traceback\nMemoryError\n", 1, "MemoryError"),
+        ("", "", -9, "no answer, exit code -9"),
+        ('{"results": [', "", 0, "no answer, exit code 0"),
+        ("[]", "a warning", 0, "a warning"),
+    ],
+)
+def test_a_sweep_that_gives_no_answer_has_failed(suite, stdout, stderr, code, error):
+    assert suite.told_by(stdout, stderr, code) == {"results": [], "seconds": None, "error": error}
+
+
+def test_a_sweep_that_ended_well_has_no_error_whatever_it_warned_of(suite):
+    assert suite.told_by('{"results": [], "seconds": 3.0}', "a warning", 0) == {"results": [], "seconds": 3.0}
+    assert suite.told_by('{"results": [], "seconds": 3.0}', "one failed", 3)["error"] == "one failed"
+
+
+def test_a_graph_whose_sweep_failed_is_a_row_with_an_error_and_is_not_timed(suite, monkeypatch, tmp_path):
+    monkeypatch.setattr(suite, "swept", lambda *told: {"results": [], "seconds": None, "error": "no memory"})
+    monkeypatch.setattr(suite, "timed", lambda *told: pytest.fail("what was not tuned is not timed"))
+    told = argparse.Namespace(sweep=True, store=tmp_path / "store.db", threads=1, effort="quick", when_busy="wait", processes=1)
+    row = suite.measured(suite.GRAPHS[0], told, suite.Notes(told.store))
+    assert row["error"] == "the sweep failed: no memory"
+    assert suite.summary([row])["geomean_vs_default"] is None
+    assert not suite.Notes(told.store).rows, "the next run sweeps it again"
