@@ -53,6 +53,7 @@ def test_each_group_of_the_default_and_of_a_plan_is_timed_by_itself():
     assert kernels_of(told, DEFAULT_KEY) == default_groups(session)
     assert kernels_of(told, plan.key) == plan.groups
     assert told["times"][DEFAULT_KEY]["library_ms"] == 0
+    assert told["compile_s"] > 0
 
 
 @pytest.mark.slow
