@@ -81,6 +81,14 @@ def test_winners_of_other_settings_are_tried_first_the_nearest_before_all(run, s
     assert script.tried[:2] == [near, far]
 
 
+def test_what_a_seed_and_the_list_have_in_common_is_tried_once(run, store: SqliteStore) -> None:
+    store.record_winner(winner(query(ambient={"threads": 2}), Plan(native=(GELU,))))
+    script = Script(verdict=lambda plan: {"status": "compile_error", "message": ""} if plan.native == (GELU,) else {})
+    run(script, ASKED, effort=WIDE, rules=Rules())
+    assert script.tried.count(Plan(native=(GELU,))) == 1
+    assert script.tried[0] == Plan(native=(GELU,))
+
+
 def test_seeds_are_few_and_each_once_and_none_is_a_default_or_of_this_very_place(store: SqliteStore) -> None:
     store.record_winner(winner(query(), Plan(native=(SILU,))))
     for threads in range(2, 12):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from tuner.search.partition import best_partition
+from tuner.search.partition import NothingCovers, best_partition
 
 Group = frozenset[int]
 
@@ -128,16 +128,16 @@ def test_nothing_is_covered_by_nothing():
 
 
 @pytest.mark.parametrize(
-    ("costs", "message"),
+    ("costs", "error", "message"),
     [
-        ({(0,): 1.0}, "no group holds leaf 1"),
-        ({(0, 1): 1.0, (1, 2): 1.0}, "covers the leaves"),
-        ({(0, 1, 2): float("nan")}, "finite"),
-        ({(0, 2): 1.0, (1,): 1.0}, "covers the leaves"),
+        ({(0,): 1.0}, NothingCovers, "no group holds leaf 1"),
+        ({(0, 1): 1.0, (1, 2): 1.0}, NothingCovers, "covers the leaves"),
+        ({(0, 1, 2): float("nan")}, ValueError, "finite"),
+        ({(0, 2): 1.0, (1,): 1.0}, NothingCovers, "covers the leaves"),
     ],
 )
-def test_where_nothing_covers_the_leaves_it_says_so(costs, message):
-    with pytest.raises(ValueError, match=message):
+def test_where_nothing_covers_the_leaves_it_says_so(costs, error, message):
+    with pytest.raises(error, match=message):
         best_partition(range(3), {frozenset(group): cost for group, cost in costs.items()}, [(0, 1), (1, 2)])
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from tuner.anatomy import Anatomy
 from tuner.plan import Groups, Plan
 from tuner.search.kernel_costs import KernelCosts
-from tuner.search.partition import best_partition
+from tuner.search.partition import NothingCovers, best_partition
 from tuner.search.progress import Progress
 from tuner.search_spaces.fusion import Region, convex_groups, lifted, regions, regrouped
 from tuner.search_spaces.groups import waits
@@ -18,8 +18,8 @@ from tuner.search_spaces.links import realised_links
 
 # Groups of all regions together, of one region at least so many. Of regions beyond, those that move least keep their groups.
 MAX_GROUPS, LEAST_GROUPS = 4_000, 200
-# Seconds for one partition of one region.
-SOLVE_S = 5.0
+# Seconds for one partition of one region, and of all together.
+SOLVE_S, SOLVE_ALL_S = 5.0, 20.0
 
 # A group of a region: the region's number, and leaves of its first occurrence.
 Choice = tuple[int, frozenset[int]]
@@ -47,6 +47,11 @@ class RegionSpace:
         """The leaf of the first occurrence that a leaf of any corresponds to."""
         return {leaf: same[0] for same in zip(*self.region.occurrences, strict=True) for leaf in same}
 
+    @cached_property
+    def members(self) -> frozenset[int]:
+        """The leaves of all occurrences."""
+        return frozenset(self.first)
+
 
 class GroupingSpace:
     """anatomy: of the base, a plan without groups; its groups stay where nothing is chosen. spaces: the regions in which
@@ -56,6 +61,8 @@ class GroupingSpace:
     def __init__(self, base: Plan, anatomy: Anatomy, costs: KernelCosts, progress: Progress, links_asked: int):
         self.base, self.anatomy, self.costs = base, anatomy, costs
         self.banned: set[Choice] = set()
+        # Regions in which nothing is chosen any more.
+        self.closed: set[int] = set()
         # In how many whole measurements a group was, by key: what it could gain was seen there, if not what it costs.
         self.seen: Counter[str] = Counter()
         found = [region for region in regions(anatomy) if len(region.occurrences[0]) > 1]
@@ -111,16 +118,17 @@ class GroupingSpace:
         out = self.banned | set(without)
         made: list[frozenset[int]] = []
         for number, space in enumerate(self.spaces):
-            left_s = max(0.1, self.costs.trials.budget.left_s)
+            if number in self.closed:
+                continue
             costs = {
                 group: self._cost(key, deviations or 0.0)
                 for group, key in space.groups.items()
                 if (number, group) not in out and (deviations is not None or self.costs.estimate(key).known)
             }
             try:
-                found = best_partition(space.leaves, costs, space.after, min(SOLVE_S, left_s))
+                found = best_partition(space.leaves, costs, space.after, self._solve_s)
             # Not every leaf has a group, as some kernels were never timed.
-            except ValueError:
+            except NothingCovers:
                 continue
             if sum(costs[group] for group in found) * len(space.region.occurrences) < self._base_ms(space):
                 made += lifted(self.anatomy, space.region, found)
@@ -128,18 +136,35 @@ class GroupingSpace:
 
     def _base_ms(self, space: RegionSpace) -> float:
         """What the base's groups cost in all occurrences of a region; of one that reaches out of it, the part by its leaves."""
-        touched = [group for group in self.anatomy.grouped if not group.isdisjoint(space.first)]
+        touched = [group for group in self.anatomy.grouped if not group.isdisjoint(space.members)]
         keys = self.costs.describe(self.anatomy, touched)
-        return sum(self._cost(keys[group], 0.0) * len(group & space.first.keys()) / len(group) for group in touched)
+        return sum(self._cost(keys[group], 0.0) * len(group & space.members) / len(group) for group in touched)
 
     def choices(self, groups: Iterable[frozenset[int]]) -> set[Choice]:
         """The groups of more than one leaf, in whatever occurrence, as choices of their regions."""
         found: set[Choice] = set()
         for group in groups:
             for number, space in enumerate(self.spaces):
-                if len(group) > 1 and group <= space.first.keys():
+                if len(group) > 1 and group <= space.members:
                     found.add((number, frozenset(space.first[leaf] for leaf in group)))
         return found
+
+    @property
+    def _solve_s(self) -> float:
+        """Seconds for one region's partition now: all of them together are to be done within what is left."""
+        left_s = max(self.costs.trials.budget.left_s, 0.0)
+        return min(SOLVE_S, min(SOLVE_ALL_S, left_s) / len(self.spaces))
+
+    @cached_property
+    def _base_choices(self) -> frozenset[Choice]:
+        return frozenset(self.choices(self.anatomy.grouped))
+
+    def chosen(self, groups: Groups) -> list[Choice]:
+        """The choices in which a grouping differs from the base, in a fixed order."""
+        return sorted(self.choices(self.numbers(groups)) - self._base_choices, key=by_place)
+
+    def least_known(self, choices: Iterable[Choice]) -> Choice:
+        return max(choices, key=lambda one: (self.costs.estimate(self._key(one)).sd, *by_place(one)))
 
     def unknown(self, groups: Groups) -> list[Choice]:
         """The choices of a grouping that have no known cost, in a fixed order."""
@@ -152,9 +177,6 @@ class GroupingSpace:
 
     def is_known(self, choice: Choice) -> bool:
         return self.costs.estimate(self._key(choice)).known
-
-    def deviation(self, choice: Choice) -> float:
-        return self.costs.estimate(self._key(choice)).sd
 
     def _key(self, choice: Choice) -> str:
         return self.costs.describe(self.anatomy, [choice[1]])[choice[1]]
@@ -169,10 +191,10 @@ class GroupingSpace:
             made += lifted(self.anatomy, space.region, [*groups, *singles])
         return regrouped(self.anatomy, made)
 
-    def keep_what_fits(self, count: int) -> tuple[Groups, int]:
+    def keep_what_fits(self, count: int) -> int:
         """Chooses from now on only in as many regions, from the first, as have `count` leaves that nobody has timed, at most.
 
-        Their leaves by themselves, and how many of them nobody has timed. In the other regions nothing could be predicted.
+        How many these have. In the other regions nothing could be predicted. To be called before anything is chosen.
         """
         fresh: set[str] = set()
         kept: list[RegionSpace] = []
@@ -183,5 +205,8 @@ class GroupingSpace:
                 fresh |= more
                 kept.append(space)
         self.spaces = kept
-        groups = [frozenset({leaf}) for space in self.spaces for leaf in space.first]
-        return regrouped(self.anatomy, groups), len(fresh)
+        return len(fresh)
+
+    def alone(self, numbers: Iterable[int]) -> Groups:
+        """The leaves of these regions by themselves, in all occurrences."""
+        return regrouped(self.anatomy, [frozenset({leaf}) for number in numbers for leaf in self.spaces[number].first])

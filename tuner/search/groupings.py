@@ -7,12 +7,14 @@ partition names what is worth a profile. What that takes grows with the distinct
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from tuner.anatomy import Anatomy
+from tuner.errors import one_line
 from tuner.plan import Groups, Plan
-from tuner.search.grouping_space import Choice, GroupingSpace, by_place
+from tuner.search.grouping_space import Choice, GroupingSpace
 from tuner.search.kernel_costs import KernelCosts
 from tuner.search.proposals import Result
 from tuner.search.trials import Trials
@@ -36,6 +38,8 @@ SPENT_ON_LEAVES = 0.7
 DETOURS = 3
 # By how much a search is shorter where the store knows what each leaf alone costs.
 KNOWN_BEFORE = 3
+# What a solver or a fit raises where numbers get out of hand, numpy's LinAlgError among them; leaves in a circle, too.
+OUT_OF_HAND = (RuntimeError, ArithmeticError, ValueError)
 # The least deviation of a whole measurement, relative: below, identical code differs.
 WHOLE_NOISE = 0.004
 
@@ -68,12 +72,13 @@ class GroupSearch:
         self._futile: set[Groups] = set()
 
     def next(self, count: int) -> list[Candidate]:
-        if not self._opened:
-            self._opened = True
-            self._open()
-        while self._waiting is None and not self._done and self.trials.budget.left(self.share):
-            self._step()
-        if self._waiting is None or self._waiting in self.whole_ms:
+        with self._ending():
+            if not self._opened:
+                self._opened = True
+                self._open()
+            while self._waiting is None and not self._done and self.trials.budget.left(self.share):
+                self._step()
+        if self._done or self._waiting is None or self._waiting in self.whole_ms:
             return []
         self.whole_ms[self._waiting] = float("inf")
         label = "groups" if any(len(group) > 1 for group in self._waiting) else "no fusion"
@@ -82,14 +87,33 @@ class GroupSearch:
     def told(self, candidate: Candidate, result: Result) -> None:
         groups, self._waiting = self._waiting, None
         assert groups is not None
+        with self._ending():
+            self._learn(groups, result)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """The one place where numbers that got out of hand end the search, with a note: they are no candidate's fault, nor worth
+        a sweep.
+        """
+        try:
+            yield
+        except OUT_OF_HAND as error:
+            self._end(f"no more groups are sought: {one_line(error)}")
+
+    def _learn(self, groups: Groups, result: Result) -> None:
+        """Takes in what became of a grouping that was put forward."""
         assert self.space is not None
         self._since_whole = 0
-        if (result.ratio is None and result.status != "duplicate") or not result.admissible:
-            # Whatever of it is in nothing that was right.
-            suspects = self.space.choices(self.space.numbers(groups))
-            self._take_apart(sorted((one for one in suspects if not self.space.was_seen(one)), key=by_place))
         if result.ratio is None:
+            # Whatever of it is in nothing that was right; else it fails together only.
+            if suspects := [one for one in self.space.chosen(groups) if not self.space.was_seen(one)]:
+                self._take_apart(suspects)
+            else:
+                self._set_aside(groups)
             return
+        if not result.admissible:
+            # Its halves, with more leaves by themselves, might need even more memory, and say nothing of why.
+            self._set_aside(groups)
         ms = self.default_ms / result.ratio
         if result.admissible:
             self.space.seen.update(set(self.space.keys(groups)))
@@ -139,16 +163,29 @@ class GroupSearch:
         if self._profiling and self.trials.budget.left(self.share):
             # As many regions as most of what is left is enough for.
             regions, seconds = len(space.spaces), self.trials.budget.left_s * SPENT_ON_LEAVES
-            singles, fresh = space.keep_what_fits(int(seconds / self.costs.kernel_s))
+            fresh = space.keep_what_fits(int(seconds / self.costs.kernel_s))
             if len(space.spaces) < regions:
                 self.trials.progress.notes.append(f"{len(space.spaces)} of {regions} regions fit into the seconds")
             if fresh:
-                self._profile([singles])
+                self._time_leaves(range(len(space.spaces)))
             else:
                 # Somebody has searched here before.
                 self._patience //= KNOWN_BEFORE
         if (alone := no_fusion(anatomy.groups)) not in self.whole_ms:
             self._waiting = alone
+
+    def _time_leaves(self, numbers: Sequence[int]) -> None:
+        """Times the leaves of regions, each leaf alone; a region over which that fails is left as it is."""
+        assert self.space is not None
+        if not self._profile([self.space.alone(numbers)]) or not self._profiling:
+            return
+        half = len(numbers) // 2
+        if not half:
+            self.space.closed |= set(numbers)
+            return
+        for part in (numbers[:half], numbers[half:]):
+            if self.trials.budget.left(self.share):
+                self._time_leaves(part)
 
     def _end(self, note: str = "") -> None:
         self._note(note)
@@ -218,7 +255,7 @@ class GroupSearch:
             known = self.space.choices(self.space.numbers(groups)) - self._resting
             if not (slower and known and len(self._resting) < DETOURS):
                 return None
-            self._resting.add(max(known, key=lambda one: (self.space.deviation(one), *by_place(one))))  # type: ignore[union-attr]
+            self._resting.add(self.space.least_known(known))
             groups = self.space.cheapest(None, self._resting)
         least = -NEAR if self._explored else WORTH
         return groups if self._gain(groups) > least and groups not in self._futile else None
@@ -230,7 +267,7 @@ class GroupSearch:
             self._explored = True
 
     def _leave_out(self, choices: set[Choice]) -> None:
-        """From now on; where that is nothing new, or the compiler refuses whatever is asked, the exploration ends."""
+        """From now on; where the compiler refuses whatever is asked, or only what was left out before, the exploration ends."""
         assert self.space is not None
         if choices <= self.space.banned or self._unreachable >= MAX_UNREACHABLE:
             self._explored = True
@@ -239,14 +276,22 @@ class GroupSearch:
     def _take_apart(self, suspects: Sequence[Choice]) -> None:
         """Of what failed together: half by half, until it is known which fail alone."""
         assert self.space is not None
-        half = len(suspects) // 2
-        if half:
+        if half := len(suspects) // 2:
             self._pieces += [self.space.only(suspects[:half]), self.space.only(suspects[half:])]
-        else:
+        elif suspects:
             self._leave_out(set(suspects))
 
-    def _profile(self, wanted: Sequence[Groups]) -> None:
-        """Times the kernels of groupings; one that fails is taken apart, until the groups are found that fail alone."""
+    def _set_aside(self, groups: Groups) -> None:
+        """Another grouping is to be the cheapest: without the choice of this one of which least is known, a few times."""
+        assert self.space is not None
+        if len(self._resting) < self._patience and (known := set(self.space.chosen(groups)) - self._resting):
+            self._resting.add(self.space.least_known(known))
+
+    def _profile(self, wanted: Sequence[Groups]) -> bool:
+        """Times the kernels of groupings; one that fails is taken apart, until the groups are found that fail alone.
+
+        Whether any failed.
+        """
         assert self.space is not None
         self._profiled |= set(wanted)
         self._since_whole += 1
@@ -257,7 +302,7 @@ class GroupSearch:
         if not self._profiling:
             self._note(f"kernels are not timed one by one: {self.costs.refused}")
             self.costs.spread(self.space.keys(base), self.base_ms)
-            return
+            return True
         for groups, plan in plans.items():
             if plan.key not in failed:
                 continue
@@ -266,3 +311,4 @@ class GroupSearch:
         least_ms = self.space.difference_ms(self.space.cheapest(None), 0.0)
         self._count_dry(least_ms < self._least_ms - WORTH * self._best_ms)
         self._least_ms = min(least_ms, self._least_ms)
+        return bool(failed)

@@ -92,10 +92,10 @@ class KernelCosts:
     def profile(self, plans: Sequence[Plan]) -> dict[str, dict[str, Any]]:
         """Times the kernels of the plans; a verdict by plan key on each that could not be. One trial each."""
         trials = self.trials
-        started, before = time.monotonic(), len(self._now)
+        started, left_s, before = time.monotonic(), trials.budget.left_s, len(self._now)
         trials.budget.trials += len([plan for plan in plans if not plan.is_default]) or 1
         try:
-            told = trials.bench.profile(plans, ROUNDS, trials.budget.left_s)
+            told = trials.bench.profile(plans, ROUNDS, left_s)
         except (WorkerError, UnsupportedGraph) as error:
             self.refused = str(error)
             return {plan.key: {"status": "crash", "message": str(error)} for plan in plans}
@@ -106,7 +106,8 @@ class KernelCosts:
         trials.progress.profiled += sum(plan.key in told.times for plan in plans)
         elapsed_s = time.monotonic() - started
         if any(verdict["status"] == "timeout" for verdict in told.failed.values()):
-            trials.budget.hung_s += elapsed_s
+            # What only the end of the seconds cut short has not hung.
+            trials.budget.hung_s += elapsed_s if elapsed_s < left_s else 0.0
         elif made := len(self._now) - before:
             self.kernel_s = max(0.1, elapsed_s / made)
         # A plan that fails costs itself; where the default has no times either, there is no clock for kernels.

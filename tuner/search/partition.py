@@ -24,6 +24,10 @@ LEAST_SECONDS = 0.05
 INFEASIBLE = 2
 
 
+class NothingCovers(Exception):
+    """No choice of groups covers the leaves, or none without a circle was found in time."""
+
+
 def best_partition(
     leaves: Iterable[int], costs: Mapping[Group, float], after: Iterable[tuple[int, int]], seconds: float = 10.0
 ) -> list[Group]:
@@ -33,7 +37,8 @@ def best_partition(
     chosen together: circles are forbidden as they turn up, until none does. After `seconds` the best that is known is taken, its
     circles broken up into single leaves. The order of the arguments does not matter.
 
-    Raises ValueError where no choice of groups covers the leaves without a circle, or a cost is no finite number.
+    Raises NothingCovers where no choice of groups covers the leaves without a circle, ValueError where a cost is no number or
+    infinite.
     """
     wanted = frozenset(leaves)
     if not wanted:
@@ -62,7 +67,7 @@ class _Program:
             for leaf in group:
                 self.holding[leaf].append(column)
         if bare := [leaf for leaf, columns in self.holding.items() if not columns]:
-            raise ValueError(f"no group holds leaf {bare[0]}")
+            raise NothingCovers(f"no group holds leaf {bare[0]}")
         prices = np.array([costs[group] for group in self.groups], dtype=float)
         if not np.isfinite(prices).all():
             raise ValueError("a cost that is no finite number")
@@ -101,7 +106,7 @@ class _Program:
             options={"time_limit": max(seconds, LEAST_SECONDS)},
         )
         if shared.status == INFEASIBLE:
-            raise ValueError("no choice of groups covers the leaves")
+            raise NothingCovers("no choice of groups covers the leaves")
         if shared.x is None:
             found = self._exactly(np.arange(len(self.groups)), matrix, ends)
             return self._unsolved(known) if found is None else self._chosen(found)
@@ -129,7 +134,7 @@ class _Program:
         )
         if result.x is None:
             if result.status == INFEASIBLE and len(columns) == len(self.groups):
-                raise ValueError("no choice of groups covers the leaves")
+                raise NothingCovers("no choice of groups covers the leaves")
             return None
         found = np.zeros(len(self.groups))
         found[columns] = result.x.round()
@@ -142,7 +147,7 @@ class _Program:
         alone = [frozenset((leaf,)) for leaf in self.holding]
         if known or set(alone) <= set(self.groups):
             return list(known or alone)
-        raise ValueError("no choice of groups was found in time")
+        raise NothingCovers("no choice of groups was found in time")
 
     def _matrix(self) -> Any:
         rows = [*self.holding.values(), *self._circles]
@@ -213,7 +218,7 @@ def _without_circles(groups: Sequence[Group], pairs: Sequence[tuple[int, int]], 
             if len(group) > 1 and all(frozenset((leaf,)) in costs for leaf in group)
         ]
         if not breakable:
-            raise ValueError("no choice of groups without a circle was found in time")
+            raise NothingCovers("no choice of groups without a circle was found in time")
         broken = min(breakable, key=lambda group: sum(costs[frozenset((leaf,))] for leaf in group) - costs[group])
         chosen.remove(broken)
         chosen += [frozenset((leaf,)) for leaf in sorted(broken)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from tuner.anatomy import Anatomy
 from tuner.cache.contract import Store
-from tuner.plan import canonical_groups
+from tuner.plan import Plan, canonical_groups
 from tuner.search.bench import DEFAULT, Bench, open_request
 from tuner.search.budget import Budget
 from tuner.search.effort import Effort
@@ -126,7 +126,11 @@ def _allowed(trials: Trials, everything: Iterable[Candidate], screening: Screeni
         refused["set by the user"] += len(everything) - len(found)
     if not incumbent.is_default and all(candidate.plan != incumbent for candidate in found):
         found.append(Candidate("incumbent", incumbent))
-    found.sort(key=lambda candidate: candidate.plan != incumbent)
+    # Of a plan that several teach, the first place counts.
+    chosen: dict[Plan, Candidate] = {}
+    for candidate in found:
+        chosen.setdefault(candidate.plan, candidate)
+    found = sorted(chosen.values(), key=lambda candidate: candidate.plan != incumbent)
     if not checkable:
         refused["not checkable"] += sum(not candidate.plan.leaves_numerics for candidate in found)
         found = [candidate for candidate in found if candidate.plan.leaves_numerics]
