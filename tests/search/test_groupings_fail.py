@@ -7,18 +7,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from fused import Built, Fused, Truth, greedy, layered
-from scripted import EFFORT, Script, resolved
+from fused import Built, Fused, FusedWorker, Truth, greedy, layered
+from scripted import EFFORT, POLICY, Script, resolved
 
 from tuner.anatomy import Anatomy
 from tuner.cache.sqlite import SqliteStore
 from tuner.errors import WorkerTimeout
 from tuner.plan import Groups, Plan
 from tuner.search.bench import DEFAULT, LEAST_PROFILE_S
+from tuner.search.groupings import GroupSearch
 from tuner.search.progress import Progress
+from tuner.search.proposals import Result
 from tuner.search.rules import Rules
 from tuner.search.screened import Screening
 from tuner.search_spaces.fusion import no_fusion, regions
+from tuner.search_spaces.space import Candidate
 
 NORMAL = replace(EFFORT, trials=60)
 Run = Callable[..., tuple[Screening, Progress]]
@@ -161,3 +164,53 @@ def test_an_error_in_numbers_ends_the_groups_with_a_note_and_not_the_sweep(
     screening, seen = search(Fused({DEFAULT: truth}))
     assert screening.passed
     assert [note for note in seen.notes if str(error) in note] == seen.notes != []
+
+
+class Crowded(Fused):
+    """Profiles that were taken beside others' work."""
+
+    def worker(self, number: int, environment: Told) -> FusedWorker:
+        worker = super().worker(number, environment)
+        profile = worker._profile
+        worker._profile = lambda *given, **named: profile(*given, **named) | {"conditions": {"busy": "others"}}  # type: ignore[method-assign]
+        return worker
+
+
+def keys_of(truth: Truth) -> list[str]:
+    return [truth.anatomy.group_key(group) for region in regions(truth.anatomy) for group in truth.allowed(region)]
+
+
+def test_what_was_timed_beside_others_work_guides_this_search_and_no_other(search: Run, store: SqliteStore) -> None:
+    truth = Truth(layered(1), seed=0)
+    screening, _ = search(Crowded({DEFAULT: truth}), into=store)
+    assert regret(truth, screening) < 0.1
+    assert store.group_times(resolved().query, POLICY, keys_of(truth)) == []
+
+
+def test_a_kernel_is_stored_once_for_each_process_however_often_it_is_timed(search: Run, store: SqliteStore) -> None:
+    truth = Truth(layered(1), seed=0)
+    script = Fused({DEFAULT: truth}, noise=0.01)
+    search(script, into=store)
+    assert len(script.asked("profile")) > 2
+    rows = store.group_times(resolved().query, POLICY, keys_of(truth))
+    assert len({(row.key, row.process) for row in rows}) == len(rows) > 0
+
+
+def test_no_fusion_that_was_measured_among_the_lowerings_is_known_to_the_search_for_groups(search: Run) -> None:
+    truth = Truth(layered(1), seed=0)
+    script = Fused({DEFAULT: truth}, profiles=False)
+    alone = no_fusion(truth.anatomy.groups)
+    told: list[Result] = []
+
+    class Listening(GroupSearch):
+        def told(self, candidate: Candidate, result: Result) -> None:
+            if candidate.plan.groups == alone:
+                told.append(result)
+            super().told(candidate, result)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tuner.search.screen.GroupSearch", Listening)
+        search(script)
+    assert script.tried.count(Plan(groups=alone)) == 1
+    (result,) = told
+    assert result.ratio == pytest.approx(truth.ms(truth.anatomy.groups) / truth.ms(alone), rel=0.01)
