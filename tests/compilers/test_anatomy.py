@@ -330,7 +330,7 @@ def test_of_a_branch_the_leaves_within_are_not_told() -> None:
 
 
 PRINTED = """
-import sys; sys.path.insert(0, sys.argv[1])
+import sys; sys.path[:0] = sys.argv[1:]
 from test_anatomy import layers
 print(layers())
 """
@@ -343,7 +343,7 @@ def layers() -> str:
 @pytest.mark.slow
 def test_it_is_the_same_in_a_process_that_hashes_differently() -> None:
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-    command = [sys.executable, "-P", "-c", PRINTED, str(Path(__file__).parent)]
+    command = [sys.executable, "-P", "-c", PRINTED, str(Path(__file__).parent), str(Path(__file__).parents[1])]
     done = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == layers()
 
